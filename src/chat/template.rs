@@ -1,0 +1,1 @@
+//! Messages to segments, byte for byte as the official encoder renders them.

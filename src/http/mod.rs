@@ -1,0 +1,1 @@
+//! HTTP: OpenAI-compatible routes over the engine, server-sent events, health, metrics and errors.

@@ -1,0 +1,2 @@
+//! argv → config → device → weights → engine → serve; exit codes; nothing else.
+fn main() {}

@@ -1,0 +1,4 @@
+//! DeepSeek-V4-Flash: shape, weights, caches and the forward pass over one ragged batch.
+
+pub mod batch;
+pub mod cache;

@@ -1,0 +1,3 @@
+//! From logits to a token: processors in a fixed order, counter-based noise, log-probabilities. Pure: no device, no clock.
+
+pub mod params;

@@ -1,0 +1,2 @@
+//! `cargo xtask`: the gate (`ci`) and the house rules (`tidy`) of flashd.
+fn main() {}
