@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::ids::{BlockId, CheckpointId, SlotIdx, TokenId};
-use crate::sample::params::{SamplingParams, TokenLogprobs};
+use crate::sample::params::{RowError, Sampled, SlotInit, TokenLogprobs};
 
 /// What a run of rows is for; the arithmetic is the same for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,25 +64,6 @@ pub struct Batch {
     pub block_ids: Vec<BlockId>,
 }
 
-/// What a slot must know before its first row: bound when a sequence is admitted (or resumed after preemption).
-#[derive(Clone, Debug, PartialEq)]
-pub struct SlotInit {
-    /// Sampling settings; `seed` is always set.
-    pub sampling: SamplingParams,
-    /// Which of the request's n choices this is (a word of the noise counter).
-    pub choice: u32,
-    /// The prompt (repetition penalty counts it).
-    pub prompt: Arc<[TokenId]>,
-    /// Tokens generated before a preemption (all penalties count them).
-    pub output: Vec<TokenId>,
-    /// Ids that may not be sampled before `min_tokens` tokens have been generated: EOS and the stop tokens.
-    pub banned_until_min: Vec<TokenId>,
-    /// See `banned_until_min`.
-    pub min_tokens: u32,
-    /// Log-probabilities wanted with each sampled token: how many of the most likely (0: the sampled one alone).
-    pub n_logprobs: Option<u32>,
-}
-
 /// One token to sample after the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleRow {
@@ -137,15 +118,6 @@ pub struct StepPlan {
     pub saves: Vec<SaveCheckpoint>,
 }
 
-/// A sampled token on its way home.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sampled {
-    /// The token, below `vocab_size`.
-    pub token: TokenId,
-    /// Present when the slot's `n_logprobs` is.
-    pub logprobs: Option<TokenLogprobs>,
-}
-
 /// What a step brings home; both lists are parallel to the plan's.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepOutput {
@@ -153,17 +125,6 @@ pub struct StepOutput {
     pub sampled: Vec<Result<Sampled, RowError>>,
     /// One for each of `StepPlan::scores`.
     pub scores: Vec<TokenLogprobs>,
-}
-
-/// One row gave nothing usable; only its sequence fails.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RowError {
-    /// The logits of the row are not numbers.
-    #[error("the logits at position {position} are not finite")]
-    NotFinite {
-        /// Position of the row.
-        position: usize,
-    },
 }
 
 /// Places an executor has; fixed for its life.

@@ -1,5 +1,7 @@
 //! What a request asks of the sampler, already checked: every field is inside its range (the ranges are [`SamplingParams::check`]'s).
 
+use std::sync::Arc;
+
 use crate::ids::TokenId;
 
 /// Sampling settings of one request. Order of processing: bias, penalties (repetition, then presence and frequency),
@@ -61,4 +63,43 @@ pub struct TokenLogprobs {
     pub rank: u32,
     /// The most likely tokens, best first, ties to the lowest id; as many as were asked for.
     pub top: Vec<ScoredToken>,
+}
+
+/// What a slot must know before its first row: bound when a sequence is admitted (or resumed after preemption).
+#[derive(Clone, Debug, PartialEq)]
+pub struct SlotInit {
+    /// Sampling settings; `seed` is always set.
+    pub sampling: SamplingParams,
+    /// Which of the request's n choices this is (a word of the noise counter).
+    pub choice: u32,
+    /// The prompt (repetition penalty counts it).
+    pub prompt: Arc<[TokenId]>,
+    /// Tokens generated before a preemption (all penalties count them).
+    pub output: Vec<TokenId>,
+    /// Ids that may not be sampled before `min_tokens` tokens have been generated: EOS and the stop tokens.
+    pub banned_until_min: Vec<TokenId>,
+    /// See `banned_until_min`.
+    pub min_tokens: u32,
+    /// Log-probabilities wanted with each sampled token: how many of the most likely (0: the sampled one alone).
+    pub n_logprobs: Option<u32>,
+}
+
+/// A sampled token on its way home.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    /// The token, below `vocab_size`.
+    pub token: TokenId,
+    /// Present when the slot's `n_logprobs` is.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// One row gave nothing usable; only its sequence fails.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RowError {
+    /// The logits of the row are not numbers.
+    #[error("the logits at position {position} are not finite")]
+    NotFinite {
+        /// Position of the row.
+        position: usize,
+    },
 }

@@ -14,11 +14,7 @@ pub const fn f8e4m3fn_to_f32(byte: u8) -> f32 {
     }
     let exponent = magnitude >> 3;
     let mantissa = (magnitude & 7) as f32;
-    let value = if exponent == 0 {
-        mantissa * exp2i(-9)
-    } else {
-        (1.0 + mantissa / 8.0) * exp2i(exponent as i32 - 7)
-    };
+    let value = if exponent == 0 { mantissa * exp2i(-9) } else { (1.0 + mantissa / 8.0) * exp2i(exponent as i32 - 7) };
     if byte & 0x80 == 0 { value } else { -value }
 }
 
