@@ -2,3 +2,5 @@
 
 pub mod batch;
 pub mod cache;
+pub mod shape;
+pub mod weights;
