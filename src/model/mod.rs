@@ -2,5 +2,6 @@
 
 pub mod batch;
 pub mod cache;
+pub mod row_format;
 pub mod shape;
 pub mod weights;
