@@ -1,1 +1,3 @@
 //! Logs and metrics: the only globals.
+
+pub mod metrics;
