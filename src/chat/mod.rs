@@ -1,20 +1,16 @@
-//! Chat text: messages to a prompt of segments (template), and a completion's stream back to parts (parse).
+//! Chat text: messages to a prompt of segments (prepare, template), and a completion's stream back to parts (parse, stop).
 //!
 //! The types are fixed here: template, parse, tokenizer and http meet in them.
 
 use serde::{Deserialize, Serialize};
 
+pub mod message;
 pub mod parse;
+pub mod prepare;
+pub mod stop;
 pub mod template;
 
-/// A piece of a prompt. Only `Control` becomes a control token: untrusted text never can (faults I2).
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Segment {
-    /// A control token by its text, such as `<｜User｜>`.
-    Control(&'static str),
-    /// A maximal run of text between control tokens.
-    Text(String),
-}
+pub use crate::tokenizer::Segment;
 
 /// Whether the assistant thinks before it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
