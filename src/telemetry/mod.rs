@@ -1,3 +1,4 @@
 //! Logs and metrics: the only globals.
 
+pub mod log;
 pub mod metrics;
