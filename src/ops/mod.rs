@@ -1,1 +1,14 @@
 //! The operations of the forward pass, one file each: contract, scalar f64 `reference`, fast CPU path, tests.
+
+pub mod attention;
+pub mod compress;
+pub mod embed;
+pub mod hadamard;
+pub mod index_score;
+pub mod linear;
+pub mod rms_norm;
+pub mod rope;
+pub mod round_fp4;
+pub mod round_fp8;
+pub mod swiglu;
+pub mod top_k;

@@ -1,0 +1,269 @@
+//! Matrix products: problems cut into parts for the threads, parts into dot tiles; weight rows are expanded once a part.
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::expand::expand_row_kernel;
+use super::simd::{LANES, MAX_TILE_TOKENS, Simd, TILE_ROWS};
+use super::{Cpu, Shared, simd_fn};
+use crate::tensor::matrix::Matrix;
+
+/// Weight rows expanded at a time: with a few tokens they stay in the first-level cache.
+const PANEL_ROWS: usize = 16;
+/// Tokens that go through a panel before the next four rows are taken.
+const TOKEN_BLOCK: usize = 12;
+/// Multiply-adds that are worth handing to another thread.
+const MIN_PART_WORK: usize = 1 << 15;
+/// Tokens of a part when there are enough weight rows to keep all threads busy.
+const MAX_PART_TOKENS: usize = 256;
+/// Tokens of a part otherwise; fewer would expand weights too often.
+const MIN_PART_TOKENS: usize = 32;
+
+/// One product y = W x whose shapes the caller has checked; a wrong one panics at a slice bound.
+pub(crate) struct Problem<'a> {
+    pub weight: &'a Matrix, // [N, K]
+    /// Weight rows used; row r goes to column `r - rows.start` of y.
+    pub rows: Range<usize>,
+    /// Rows of one group; group g reads x from column g K on. All rows when there is one group.
+    pub group_rows: usize,
+    pub n_tokens: usize,
+    /// K is a multiple of 16 or padded to it with zeros, in each group.
+    pub x: Cow<'a, [f32]>, // [T, x_stride] f32
+    pub x_stride: usize,
+    pub y: &'a mut [f32], // [T, y_stride] f32
+    pub y_stride: usize,
+}
+
+/// A part of the work of a call: some rows (of one group) and some tokens of one problem.
+struct Part {
+    problem: usize,
+    rows: Range<usize>,
+    tokens: Range<usize>,
+}
+
+/// What one part reads and writes.
+struct Tile<'a> {
+    weight: &'a Matrix, // [N, K]
+    rows: Range<usize>,
+    tokens: Range<usize>,
+    x: &'a [f32], // [T, x_stride] f32
+    x_stride: usize,
+    y: &'a Shared<'a, f32>, // [T, y_stride] f32
+    y_stride: usize,
+    first_row: usize,
+}
+
+thread_local! {
+    /// The expanded panel; it grows to the largest K once.
+    static PANEL: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+simd_fn! {
+    fn run_tile(tile: &Tile) = run_tile_kernel
+}
+
+/// Computes all problems with one hand-over to the threads.
+pub(crate) fn run(cpu: &Cpu, problems: &mut [Problem]) {
+    let mut parts = Vec::new();
+    for (i, problem) in problems.iter().enumerate() {
+        problem.split(i, cpu.n_threads(), &mut parts);
+    }
+    let work: usize = problems.iter().map(|p| p.rows.len() * p.n_tokens * p.weight.n_cols).sum();
+    let parts_per_call = if work < 2 * MIN_PART_WORK { parts.len() } else { 1 };
+    let problems: Vec<(Shared<f32>, Inputs)> = problems.iter_mut().map(Problem::borrow).collect();
+    cpu.par_tiles(parts.len(), parts_per_call, |range| {
+        for part in &parts[range] {
+            let (y, inputs) = &problems[part.problem];
+            run_tile(cpu.level(), &inputs.tile(part, y));
+        }
+    });
+}
+
+/// The read-only side of a problem.
+struct Inputs<'a> {
+    weight: &'a Matrix, // [N, K]
+    rows: Range<usize>,
+    group_rows: usize,
+    x: &'a [f32], // [T, x_stride] f32
+    x_stride: usize,
+    y_stride: usize,
+}
+
+impl Problem<'_> {
+    /// Rows that one part takes: whole panels worth a hand-over, inside one group.
+    fn part_rows(&self, n_tokens: usize) -> usize {
+        let per_row = self.weight.n_cols.max(1) * n_tokens.max(1);
+        MIN_PART_WORK.div_ceil(per_row).next_multiple_of(PANEL_ROWS).min(self.group_rows)
+    }
+
+    /// Tokens that one part takes.
+    fn part_tokens(&self, n_threads: usize) -> usize {
+        let enough_rows = self.rows.len() >= 4 * n_threads * PANEL_ROWS;
+        if enough_rows { MAX_PART_TOKENS } else { MIN_PART_TOKENS }
+    }
+
+    fn split(&self, problem: usize, n_threads: usize, parts: &mut Vec<Part>) {
+        let part_tokens = self.part_tokens(n_threads).min(self.n_tokens).max(1);
+        let part_rows = self.part_rows(part_tokens);
+        for group in self.rows.clone().step_by(self.group_rows) {
+            let group_end = (group + self.group_rows).min(self.rows.end);
+            for first in (group..group_end).step_by(part_rows) {
+                for token in (0..self.n_tokens).step_by(part_tokens) {
+                    let rows = first..(first + part_rows).min(group_end);
+                    parts.push(Part { problem, rows, tokens: token..(token + part_tokens).min(self.n_tokens) });
+                }
+            }
+        }
+    }
+
+    fn borrow(&mut self) -> (Shared<'_, f32>, Inputs<'_>) {
+        let inputs = Inputs {
+            weight: self.weight,
+            rows: self.rows.clone(),
+            group_rows: self.group_rows,
+            x: &self.x,
+            x_stride: self.x_stride,
+            y_stride: self.y_stride,
+        };
+        (Shared::new(self.y), inputs)
+    }
+}
+
+impl Inputs<'_> {
+    fn tile<'t>(&'t self, part: &Part, y: &'t Shared<'t, f32>) -> Tile<'t> {
+        let group = (part.rows.start - self.rows.start) / self.group_rows;
+        Tile {
+            weight: self.weight,
+            rows: part.rows.clone(),
+            tokens: part.tokens.clone(),
+            x: &self.x[group * self.weight.n_cols.next_multiple_of(LANES)..],
+            x_stride: self.x_stride,
+            y,
+            y_stride: self.y_stride,
+            first_row: self.rows.start,
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn run_tile_kernel<S: Simd>(tile: &Tile) {
+    PANEL.with_borrow_mut(|panel| {
+        let k_padded = tile.weight.n_cols.next_multiple_of(LANES);
+        if panel.len() < PANEL_ROWS * k_padded {
+            panel.resize(PANEL_ROWS * k_padded, 0.0);
+        }
+        for first in tile.rows.clone().step_by(PANEL_ROWS) {
+            let rows = first..(first + PANEL_ROWS).min(tile.rows.end);
+            for (row, out) in rows.clone().zip(panel.chunks_exact_mut(k_padded)) {
+                // SAFETY: the caller vouches for the instruction set.
+                unsafe { expand_row_kernel::<S>(tile.weight, row, out) };
+                out[tile.weight.n_cols..].fill(0.0);
+            }
+            // SAFETY: as above.
+            unsafe { panel_times_tokens::<S>(panel, k_padded, rows, tile) };
+        }
+    });
+}
+
+/// A panel of expanded rows times all tokens of the tile.
+#[inline(always)]
+unsafe fn panel_times_tokens<S: Simd>(panel: &[f32], k_padded: usize, rows: Range<usize>, tile: &Tile) {
+    for block in tile.tokens.clone().step_by(TOKEN_BLOCK) {
+        let block_end = (block + TOKEN_BLOCK).min(tile.tokens.end);
+        for first in (0..rows.len()).step_by(TILE_ROWS) {
+            let n_rows = (rows.len() - first).min(TILE_ROWS);
+            // A short group repeats its last row; the extra sums are dropped.
+            let w: [&[f32]; TILE_ROWS] =
+                std::array::from_fn(|r| &panel[(first + r.min(n_rows - 1)) * k_padded..][..k_padded]);
+            let column = rows.start + first - tile.first_row;
+            let mut token = block;
+            while token < block_end {
+                let n = (block_end - token).min(S::TILE_TOKENS);
+                let x = &tile.x[token * tile.x_stride..(token + n - 1) * tile.x_stride + k_padded];
+                let mut sums = [[0.0; TILE_ROWS]; MAX_TILE_TOKENS];
+                // SAFETY: every x row of the tile has k_padded elements inside `x`; the caller vouches for the
+                // instruction set.
+                unsafe { dot_tile_n::<S>(n, w, x, tile.x_stride, &mut sums) };
+                for (t, sums) in sums[..n].iter().enumerate() {
+                    let at = (token + t) * tile.y_stride + column;
+                    // SAFETY: tiles write disjoint elements of y (parts of a problem are, and problems own their y).
+                    unsafe { tile.y.range(at..at + n_rows) }.copy_from_slice(&sums[..n_rows]);
+                }
+                token += n;
+            }
+        }
+    }
+}
+
+/// Four weight rows times n tokens: `sums[t][r]`.
+///
+/// # Safety
+/// The instruction set of `S` must be present, `x` must hold n rows of `w[0].len()` elements at `x_stride`, and all w rows
+/// have one length, a multiple of 16.
+#[inline(always)]
+pub(crate) unsafe fn dot_tile_n<S: Simd>(
+    n: usize,
+    w: [&[f32]; TILE_ROWS],
+    x: &[f32],
+    x_stride: usize,
+    sums: &mut [[f32; TILE_ROWS]; MAX_TILE_TOKENS],
+) {
+    // SAFETY: passed on unchanged.
+    unsafe {
+        match n {
+            1 => dot_tile::<S, 1>(w, x, x_stride, sums),
+            2 => dot_tile::<S, 2>(w, x, x_stride, sums),
+            3 => dot_tile::<S, 3>(w, x, x_stride, sums),
+            4 => dot_tile::<S, 4>(w, x, x_stride, sums),
+            5 => dot_tile::<S, 5>(w, x, x_stride, sums),
+            _ => dot_tile::<S, 6>(w, x, x_stride, sums),
+        }
+    }
+}
+
+/// The innermost loop: 4 x T accumulators of one register each, one pass over K for each part of the 16 lanes.
+///
+/// # Safety
+/// As for [`dot_tile_n`].
+#[inline(always)]
+unsafe fn dot_tile<S: Simd, const T: usize>(
+    w: [&[f32]; TILE_ROWS],
+    x: &[f32],
+    x_stride: usize,
+    sums: &mut [[f32; TILE_ROWS]; MAX_TILE_TOKENS],
+) {
+    let k = w[0].len();
+    let w = [w[0].as_ptr(), w[1].as_ptr(), w[2].as_ptr(), w[3].as_ptr()];
+    let mut x = [x.as_ptr(); T];
+    for t in 1..T {
+        x[t] = x[t - 1].wrapping_add(x_stride);
+    }
+    let mut lanes = [[[0.0f32; LANES]; TILE_ROWS]; T];
+    // SAFETY: offsets stay below k in every row by the caller's promise; k and the part are multiples of WIDTH.
+    unsafe {
+        for part in (0..LANES).step_by(S::WIDTH) {
+            let mut acc = [[S::splat(0.0); TILE_ROWS]; T];
+            for i in (part..k).step_by(LANES) {
+                let mut w_i = [S::splat(0.0); TILE_ROWS];
+                for r in 0..TILE_ROWS {
+                    w_i[r] = S::load(w[r].add(i));
+                }
+                for t in 0..T {
+                    let x_i = S::load(x[t].add(i));
+                    for r in 0..TILE_ROWS {
+                        acc[t][r] = S::fma(w_i[r], x_i, acc[t][r]);
+                    }
+                }
+            }
+            for t in 0..T {
+                for r in 0..TILE_ROWS {
+                    S::store(lanes[t][r].as_mut_ptr().add(part), acc[t][r]);
+                }
+            }
+        }
+        for t in 0..T {
+            S::fold4(lanes[t].as_ptr().cast(), LANES, sums[t].as_mut_ptr());
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Attention of single queries over explicit lists of latent rows (K = V), with a sink that only adds to the denominator.
+//!
+//! Bits: score = (16-lane dot) * scale; p = exp(score - max) with max over scores and sink; denominator = sum of p over 16
+//! lanes by row index, folded, plus exp(sink - max); out = (fused multiply-adds in list order) * (1 / denominator). A head
+//! depends on its own query, the rows and their order, and nothing else.
+
+use std::cell::RefCell;
+
+use crate::device::cpu::attention::{attention_scores, softmax_with_sink, weighted_rows};
+use crate::device::cpu::{Cpu, Level};
+
+/// Heads that one thread takes together: they share every load of a row.
+const HEAD_GROUP: usize = 4;
+/// Multiply-adds that are worth handing to another thread.
+const MIN_TILE_WORK: usize = 1 << 15;
+
+/// Some heads of one query.
+#[derive(Debug)]
+pub struct AttentionParams<'a> {
+    /// The heads' queries.
+    pub q: &'a [f32], // [H, DH] f32
+    /// Rows to attend to, in the order in which they are summed.
+    pub rows: &'a [&'a [f32]], // [n_rows][DH] f32
+    /// Learned logit of each head that has no value.
+    pub sink: &'a [f32], // [H] f32
+    /// Factor of the dot products.
+    pub scale: f32,
+    /// Result.
+    pub out: &'a mut [f32], // [H, DH] f32
+}
+
+thread_local! {
+    /// Scores of one call; it grows to the largest once.
+    static SCORES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Computes some heads of one query on this thread.
+pub fn attention(level: Level, params: AttentionParams) {
+    let AttentionParams { q, rows, sink, scale, out } = params;
+    let (n_heads, n_rows) = (sink.len(), rows.len());
+    assert!(q.len() == out.len(), "attention: DH: q of {}, out of {}", q.len(), out.len());
+    SCORES.with_borrow_mut(|scratch| {
+        scratch.clear();
+        scratch.resize(n_heads * (n_rows + 1), 0.0);
+        let (scores, norm) = scratch.split_at_mut(n_heads * n_rows);
+        attention_scores(level, q, rows, scale, scores);
+        for h in 0..n_heads {
+            norm[h] = softmax_with_sink(level, &mut scores[h * n_rows..(h + 1) * n_rows], sink[h]);
+        }
+        weighted_rows(level, scores, norm, rows, out);
+    });
+}
+
+/// Queries of a step.
+pub struct AttentionBatchParams<'a, F> {
+    /// All queries.
+    pub q: &'a [f32], // [T, H, DH] f32
+    /// Elements of a row.
+    pub head_dim: usize,
+    /// Learned logit of each head.
+    pub sink: &'a [f32], // [H] f32
+    /// Factor of the dot products.
+    pub scale: f32,
+    /// `rows(t, list)` appends the rows of query t, in order, to an empty list. It is called from any thread, more than once.
+    pub rows: F,
+    /// Multiply-adds of a query are `max_rows` x H x DH x 2: used to share out the work.
+    pub max_rows: usize,
+    /// Result.
+    pub out: &'a mut [f32], // [T, H, DH] f32
+}
+
+/// Computes all heads of all queries on all threads.
+pub fn attention_batch<'r, F: Fn(usize, &mut Vec<&'r [f32]>) + Sync>(cpu: &Cpu, params: AttentionBatchParams<F>) {
+    let AttentionBatchParams { q, head_dim, sink, scale, rows, max_rows, out } = params;
+    let n_heads = sink.len();
+    assert!(q.len() == out.len(), "attention: T: q of {}, out of {}", q.len(), out.len());
+    assert!(q.len() % (n_heads * head_dim).max(1) == 0, "attention: H, DH: q of {}", q.len());
+    let heads = [HEAD_GROUP, 2, 1].into_iter().find(|g| n_heads % g == 0).unwrap_or(1);
+    let (n_groups, chunk) = (n_heads / heads, heads * head_dim);
+    let chunks_per_tile = MIN_TILE_WORK.div_ceil((max_rows * chunk * 2).max(1));
+    cpu.par_chunks(out, chunk, chunks_per_tile, |i, out| {
+        let mut list = Vec::with_capacity(max_rows);
+        rows(i / n_groups, &mut list);
+        let sink = &sink[i % n_groups * heads..][..heads];
+        attention(cpu.level(), AttentionParams { q: &q[i * chunk..][..chunk], rows: &list, sink, scale, out });
+    });
+}
+
+/// One query in f64.
+#[must_use]
+pub fn reference(q: &[f32], rows: &[&[f32]], sink: &[f32], scale: f32) -> Vec<f64> {
+    let d = q.len() / sink.len();
+    let mut out = vec![0.0; q.len()];
+    for (h, sink) in sink.iter().enumerate() {
+        let q = &q[h * d..(h + 1) * d];
+        let dot = |row: &[f32]| q.iter().zip(row).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+        let scores: Vec<f64> = rows.iter().map(|row| dot(row) * f64::from(scale)).collect();
+        let max = scores.iter().copied().fold(f64::from(*sink), f64::max);
+        let total: f64 = scores.iter().map(|s| (s - max).exp()).sum::<f64>() + (f64::from(*sink) - max).exp();
+        for (row, score) in rows.iter().zip(&scores) {
+            for (out, x) in out[h * d..(h + 1) * d].iter_mut().zip(*row) {
+                *out += (score - max).exp() / total * f64::from(*x);
+            }
+        }
+    }
+    out
+}

@@ -1,0 +1,37 @@
+//! The Hadamard rotation of 128 elements in natural order: entry (i, j) has sign (-1)^popcount(i & j), times 1/sqrt(128).
+//!
+//! Bits: seven butterfly stages of distance 1, 2, 4 ... 64, each a + b and a - b, then one multiplication.
+
+/// Elements of a rotated row.
+pub const HADAMARD_DIMS: usize = 128;
+/// 1/sqrt(128), rounded to f32.
+const SCALE: f32 = 0.088_388_35;
+
+/// Rotates every row of 128 in place.
+pub fn hadamard(x: &mut [f32]) {
+    assert!(x.len() % HADAMARD_DIMS == 0, "hadamard: {} elements, want a multiple of 128", x.len());
+    for row in x.chunks_exact_mut(HADAMARD_DIMS) {
+        let mut distance = 1;
+        while distance < HADAMARD_DIMS {
+            for pair in row.chunks_exact_mut(2 * distance) {
+                let (a, b) = pair.split_at_mut(distance);
+                for (a, b) in a.iter_mut().zip(b) {
+                    (*a, *b) = (*a + *b, *a - *b);
+                }
+            }
+            distance *= 2;
+        }
+        for x in row {
+            *x *= SCALE;
+        }
+    }
+}
+
+/// One row by the matrix, in f64.
+#[must_use]
+pub fn reference(row: &[f32]) -> Vec<f64> {
+    let sign = |i: usize, j: usize| if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+    (0..HADAMARD_DIMS)
+        .map(|i| row.iter().enumerate().map(|(j, x)| f64::from(*x) * sign(i, j)).sum::<f64>() / 128f64.sqrt())
+        .collect()
+}

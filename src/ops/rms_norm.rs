@@ -1,0 +1,56 @@
+//! RMSNorm: x / sqrt(mean(x^2) + eps) * weight, the weight as stored (no "1 +"), or no weight.
+//!
+//! Bits: the sum of squares is a 16-lane dot product of the row with itself; then (x * r) * weight with r = 1 / sqrt(...).
+
+use crate::device::cpu::{Cpu, Level, rows};
+
+/// Elements that are worth handing to another thread.
+const MIN_TILE_ELEMENTS: usize = 1 << 14;
+
+/// RMSNorm of every row.
+#[derive(Debug)]
+pub struct RmsNormParams<'a> {
+    /// Rows, normalised in place.
+    pub x: &'a mut [f32], // [T, D] f32
+    /// D.
+    pub n_cols: usize,
+    /// Weight; none for the query heads' norm.
+    pub weight: Option<&'a [f32]>, // [D] f32
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+/// Normalises every row in place.
+pub fn rms_norm(cpu: &Cpu, params: RmsNormParams) {
+    let RmsNormParams { x, n_cols, weight, eps } = params;
+    assert!(n_cols > 0 && x.len() % n_cols == 0, "rms_norm: D: {} elements in rows of {n_cols}", x.len());
+    if let Some(w) = weight {
+        assert!(w.len() == n_cols, "rms_norm: D: weight of {}, want {n_cols}", w.len());
+    }
+    let level = cpu.level();
+    cpu.par_chunks(x, n_cols, MIN_TILE_ELEMENTS.div_ceil(n_cols), |_, row| {
+        let r = inv_rms(level, row, eps);
+        rows::scale_row(level, row, r, weight);
+    });
+}
+
+/// Normalises every row of `x` into `y`.
+pub fn rms_norm_into(cpu: &Cpu, x: &[f32], params: RmsNormParams) {
+    assert!(x.len() == params.x.len(), "rms_norm: T: x of {}, want {}", x.len(), params.x.len());
+    params.x.copy_from_slice(x);
+    rms_norm(cpu, params);
+}
+
+/// 1 / sqrt(mean(x^2) + eps) of one row.
+#[must_use]
+pub fn inv_rms(level: Level, row: &[f32], eps: f32) -> f32 {
+    1.0 / (rows::dot(level, row, row) / row.len() as f32 + eps).sqrt()
+}
+
+/// One row in f64.
+#[must_use]
+pub fn reference(row: &[f32], weight: Option<&[f32]>, eps: f32) -> Vec<f64> {
+    let mean = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / row.len() as f64;
+    let r = 1.0 / (mean + f64::from(eps)).sqrt();
+    row.iter().enumerate().map(|(i, x)| f64::from(*x) * r * weight.map_or(1.0, |w| f64::from(w[i]))).collect()
+}

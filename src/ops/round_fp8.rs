@@ -1,0 +1,114 @@
+//! Rounding to FP8 with a power-of-two scale: activations per 128 columns, cache rows per 64, and the packed cache row.
+//!
+//! scale = the least power of two s with max(amax, 1e-4) <= 448 s; x -> s * e4m3(x / s), ties to even, saturating. The scale is
+//! found on the bits of amax: a float logarithm is wrong next to a power of two.
+
+use crate::device::cpu::Level;
+use crate::device::cpu::expand::decode_fp8;
+use crate::tensor::format::{bf16_to_f32, e8m0_to_f32, f32_to_bf16, f32_to_f8e4m3fn, f8e4m3fn_to_f32};
+
+/// Columns of an activation row that share a scale.
+pub const ACTIVATION_GROUP: usize = 128;
+/// Columns of a cache row that share a scale.
+pub const CACHE_GROUP: usize = 64;
+/// Columns of a cache row that are rounded; the rest are the rope columns.
+pub const CACHE_FP8_DIMS: usize = 448;
+/// Rope columns of a cache row, BF16 in the packed form.
+pub const CACHE_ROPE_DIMS: usize = 64;
+/// Columns of a cache row.
+pub const CACHE_DIMS: usize = CACHE_FP8_DIMS + CACHE_ROPE_DIMS;
+/// Scale bytes of a packed row, padded to 8.
+pub const CACHE_SCALES_BYTES: usize = 8;
+/// Bytes of a packed row: codes, rope columns, scales.
+pub const CACHE_ROW_BYTES: usize = CACHE_FP8_DIMS + 2 * CACHE_ROPE_DIMS + CACHE_SCALES_BYTES;
+
+const _: () = assert!(CACHE_ROW_BYTES == 584 && CACHE_FP8_DIMS / CACHE_GROUP < CACHE_SCALES_BYTES);
+
+/// The E8M0 byte of the scale for a group whose largest magnitude is `amax`.
+#[must_use]
+pub fn scale_byte(amax: f32) -> u8 {
+    let bits = amax.max(1e-4).to_bits();
+    // 448 = 1.75 * 2^8: a mantissa up to 1.75 needs 2^(e - 8), above it one more.
+    let exponent = (bits >> 23) as i32 - 8 + i32::from(bits & 0x007F_FFFF > 0x0060_0000);
+    exponent as u8
+}
+
+/// Rounds activations in place: every `ACTIVATION_GROUP` columns of each row (the last group of a row may be short).
+pub fn round_activations(x: &mut [f32], n_cols: usize) {
+    for row in x.chunks_mut(n_cols.max(1)) {
+        for group in row.chunks_mut(ACTIVATION_GROUP) {
+            round_group(group);
+        }
+    }
+}
+
+/// Rounds the first 448 columns of one cache row in place; the rope columns stay as they are.
+pub fn round_cache_row(row: &mut [f32]) {
+    for group in row[..CACHE_FP8_DIMS].chunks_exact_mut(CACHE_GROUP) {
+        round_group(group);
+    }
+}
+
+/// Packs one cache row: FP8 codes, rope columns in BF16, scales.
+pub fn encode_cache_row(row: &[f32], packed: &mut [u8]) {
+    let (codes, rope, scales) = split_packed_mut(packed);
+    scales.fill(0);
+    for ((group, codes), scale) in
+        row[..CACHE_FP8_DIMS].chunks_exact(CACHE_GROUP).zip(codes.chunks_exact_mut(CACHE_GROUP)).zip(scales)
+    {
+        *scale = scale_byte(amax(group));
+        let inv = inverse_scale(*scale);
+        for (code, x) in codes.iter_mut().zip(group) {
+            *code = f32_to_f8e4m3fn(x * inv);
+        }
+    }
+    for (bits, x) in rope.chunks_exact_mut(2).zip(&row[CACHE_FP8_DIMS..CACHE_DIMS]) {
+        bits.copy_from_slice(&f32_to_bf16(*x).to_le_bytes());
+    }
+}
+
+/// Unpacks one cache row.
+pub fn decode_cache_row(level: Level, packed: &[u8], row: &mut [f32]) {
+    let (codes, rest) = packed[..CACHE_ROW_BYTES].split_at(CACHE_FP8_DIMS);
+    let (rope, scales) = rest.split_at(2 * CACHE_ROPE_DIMS);
+    decode_fp8(level, codes, scales, CACHE_GROUP, &mut row[..CACHE_FP8_DIMS]);
+    for (x, bits) in row[CACHE_FP8_DIMS..CACHE_DIMS].iter_mut().zip(rope.chunks_exact(2)) {
+        *x = bf16_to_f32(u16::from_le_bytes([bits[0], bits[1]]));
+    }
+}
+
+/// One group in f64.
+#[must_use]
+pub fn reference(group: &[f32]) -> Vec<f64> {
+    let amax = group.iter().fold(1e-4f32, |m, x| m.max(x.abs()));
+    let mut scale = 2f64.powi(-60);
+    while 448.0 * scale < f64::from(amax) {
+        scale *= 2.0;
+    }
+    // x / scale is exact in f32 but for underflow far below the smallest code.
+    let code = |x: f32| f8e4m3fn_to_f32(f32_to_f8e4m3fn((f64::from(x) / scale) as f32));
+    group.iter().map(|x| f64::from(code(*x)) * scale).collect()
+}
+
+fn round_group(group: &mut [f32]) {
+    let byte = scale_byte(amax(group));
+    let (scale, inv) = (e8m0_to_f32(byte), inverse_scale(byte));
+    for x in group {
+        *x = f8e4m3fn_to_f32(f32_to_f8e4m3fn(*x * inv)) * scale;
+    }
+}
+
+fn amax(group: &[f32]) -> f32 {
+    group.iter().fold(0.0, |m: f32, x| m.max(x.abs()))
+}
+
+/// 1 / scale; exact, the byte is in 105..=247 for finite input.
+fn inverse_scale(byte: u8) -> f32 {
+    e8m0_to_f32(254 - byte)
+}
+
+fn split_packed_mut(packed: &mut [u8]) -> (&mut [u8], &mut [u8], &mut [u8]) {
+    let (codes, rest) = packed[..CACHE_ROW_BYTES].split_at_mut(CACHE_FP8_DIMS);
+    let (rope, scales) = rest.split_at_mut(2 * CACHE_ROPE_DIMS);
+    (codes, rope, scales)
+}
