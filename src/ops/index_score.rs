@@ -53,7 +53,12 @@ impl Keys<'_> {
 pub fn index_score(cpu: &Cpu, params: IndexScoreParams) {
     let IndexScoreParams { iq, weights, n_queries, keys, scores, scores_stride } = params;
     let (n_keys, n_heads) = (keys.len(), weights.len() / n_queries.max(1));
-    assert!(iq.len() == n_queries * n_heads * KEY_DIMS, "index_score: T, H: iq of {}, w of {}", iq.len(), weights.len());
+    assert!(
+        iq.len() == n_queries * n_heads * KEY_DIMS,
+        "index_score: T, H: iq of {}, w of {}",
+        iq.len(),
+        weights.len()
+    );
     assert!(scores_stride >= n_keys, "index_score: n: stride {scores_stride}, want at least {n_keys}");
     let decode = |range: std::ops::Range<usize>, out: &mut [f32]| match keys {
         Keys::F32(values) => out.copy_from_slice(&values[range.start * KEY_DIMS..range.end * KEY_DIMS]),

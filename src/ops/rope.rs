@@ -47,8 +47,7 @@ impl RopeTable {
     #[must_use]
     pub fn new(params: &RopeParams) -> Self {
         let n = params.n_dims as f32;
-        let mut freqs: Vec<f32> =
-            (0..params.n_dims / 2).map(|i| 1.0 / params.theta.powf(2.0 * i as f32 / n)).collect();
+        let mut freqs: Vec<f32> = (0..params.n_dims / 2).map(|i| 1.0 / params.theta.powf(2.0 * i as f32 / n)).collect();
         if let Some(yarn) = &params.yarn {
             let (low, high) = yarn.ramp(params.n_dims, params.theta);
             for (i, f) in freqs.iter_mut().enumerate() {

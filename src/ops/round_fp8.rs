@@ -5,7 +5,7 @@
 
 use crate::device::cpu::Level;
 use crate::device::cpu::expand::decode_fp8;
-use crate::tensor::format::{bf16_to_f32, e8m0_to_f32, f32_to_bf16, f32_to_f8e4m3fn, f8e4m3fn_to_f32};
+use crate::tensor::format::{bf16_to_f32, e8m0_to_f32, f8e4m3fn_to_f32, f32_to_bf16, f32_to_f8e4m3fn};
 
 /// Columns of an activation row that share a scale.
 pub const ACTIVATION_GROUP: usize = 128;
