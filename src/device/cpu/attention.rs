@@ -2,7 +2,7 @@
 
 use super::math::exp;
 use super::simd::{LANES, MAX_TILE_TOKENS, Portable, Simd, TILE_ROWS};
-use super::{linear, simd_fn};
+use super::linear;
 
 simd_fn! {
     /// `scores[h * rows.len() + r] = (q[h] . rows[r]) * scale`.

@@ -1,7 +1,6 @@
 //! Exact expansion of stored numbers to f32: FP8, E2M1 and BF16, code value times scale.
 
 use super::simd::Simd;
-use super::simd_fn;
 use crate::tensor::format::{bf16_to_f32, e8m0_to_f32, f8e4m3fn_to_f32};
 use crate::tensor::matrix::{FP8_BLOCK, MXFP4_BLOCK, Matrix, MatrixData};
 

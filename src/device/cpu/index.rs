@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::linear::dot_tile_n;
 use super::simd::{LANES, MAX_TILE_TOKENS, Simd, TILE_ROWS};
-use super::{Cpu, Shared, simd_fn};
+use super::{Cpu, Shared};
 
 /// Keys decoded at a time; they stay in the first-level cache.
 const TILE_KEYS: usize = 32;

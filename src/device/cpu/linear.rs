@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::expand::expand_row_kernel;
 use super::simd::{LANES, MAX_TILE_TOKENS, Simd, TILE_ROWS};
-use super::{Cpu, Shared, simd_fn};
+use super::{Cpu, Shared};
 use crate::tensor::matrix::Matrix;
 
 /// Weight rows expanded at a time: with a few tokens they stay in the first-level cache.

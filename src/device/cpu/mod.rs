@@ -16,7 +16,6 @@ macro_rules! simd_fn {
         }
     };
 }
-pub(crate) use simd_fn;
 
 pub mod attention;
 pub mod expand;

@@ -2,7 +2,6 @@
 
 use super::math::exp;
 use super::simd::{LANES, Simd};
-use super::simd_fn;
 
 simd_fn! {
     /// Sum of x[i] * y[i] by the 16-lane contract; the shorter length counts.
