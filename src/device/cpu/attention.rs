@@ -1,8 +1,8 @@
 //! Attention of one query over an explicit list of latent rows, and the pooling of a compressed row.
 
+use super::linear;
 use super::math::exp;
 use super::simd::{LANES, MAX_TILE_TOKENS, Portable, Simd, TILE_ROWS};
-use super::linear;
 
 simd_fn! {
     /// `scores[h * rows.len() + r] = (q[h] . rows[r]) * scale`.
