@@ -1,2 +1,3 @@
 //! The command line: one file a subcommand.
+pub mod inspect;
 pub mod synth;

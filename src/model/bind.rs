@@ -541,6 +541,17 @@ mod tests {
     }
 
     #[test]
+    fn a_sparse_checkpoint_of_the_official_shape_binds() {
+        let (_root, dir) = synth("official", 1, &inventory::shards(&shape_of("official")), true);
+        let checkpoint = Checkpoint::open(&dir).unwrap();
+        assert_eq!((checkpoint.shards().len(), checkpoint.n_tensors()), (48, 72_317));
+        assert_eq!(checkpoint.tensor_bytes(), 166_878_536_440);
+        let weights = Weights::bind(&checkpoint, &shape_of("official")).unwrap();
+        assert_eq!((weights.layers.len(), weights.stages.len()), (43, 3));
+        assert_eq!(weights.layers[42].ffn.experts[255].w2.n_cols, 2048);
+    }
+
+    #[test]
     fn a_taken_directory_is_left_alone() {
         let (_root, dir) = small();
         let plan = SynthPlan { config_json: b"{}", shards: &[], seed: 1, n_experts: 8, is_sparse: false };

@@ -3,6 +3,7 @@
 pub mod batch;
 pub mod bind;
 pub mod cache;
+pub mod cost;
 pub mod inventory;
 pub mod row_format;
 pub mod shape;
