@@ -1,2 +1,7 @@
 //! argv → config → device → weights → engine → serve; exit codes; nothing else.
-fn main() {}
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    flashd::cli::main(std::env::args_os())
+}

@@ -172,6 +172,28 @@ impl Config {
     }
 }
 
+/// Folders that may hold the libraries of a device's driver.
+#[must_use]
+pub fn library_folders() -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> =
+        std::env::var_os("LD_LIBRARY_PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default();
+    folders.retain(|folder| !folder.as_os_str().is_empty());
+    folders.extend(
+        ["ROCM_PATH", "CUDA_HOME"].iter().filter_map(std::env::var_os).map(|root| PathBuf::from(root).join("lib")),
+    );
+    let usual = [
+        "/opt/rocm/lib",
+        "/usr/local/cuda/lib64",
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib",
+        "/usr/lib/wsl/lib",
+    ];
+    folders.extend(usual.map(PathBuf::from));
+    folders
+}
+
 /// What the environment says: `FLASHD_API_KEY` (or `VLLM_API_KEY`) and `FLASHD_LOG`. An empty value says nothing.
 fn environment(lookup: impl Fn(&str) -> Option<String>) -> Settings {
     let get = |name| lookup(name).filter(|value| !value.trim().is_empty());
@@ -437,7 +459,8 @@ mod tests {
 
     #[test]
     fn refusals_name_the_flag_the_limit_and_the_value() {
-        let cases: [(&str, &str, fn(&mut Settings)); 12] = [
+        type Change = fn(&mut Settings);
+        let cases: [(&str, &str, Change); 12] = [
             ("--max-num-seqs", "0", |s| s.max_num_seqs = Some(0)),
             ("--max-num-batched-tokens", "64", |s| s.max_num_batched_tokens = Some(Count(63))),
             ("--max-model-len", "1", |s| s.max_model_len = Some(Count(1))),

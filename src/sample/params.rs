@@ -1,11 +1,11 @@
-//! What a request asks of the sampler, already checked: every field is inside its range (the ranges are [`SamplingParams::check`]'s).
+//! What a request asks of the sampler, already checked: every field is inside the range that its comment gives.
 
 use std::sync::Arc;
 
 use crate::ids::TokenId;
 
 /// Sampling settings of one request. Order of processing: bias, penalties (repetition, then presence and frequency),
-/// temperature, top-k, top-p, min-p (docs/architecture.md).
+/// temperature, top-k, top-p, min-p.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     /// 0 is greedy; otherwise logits are divided by it. In [0, 2].
