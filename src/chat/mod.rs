@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+mod json;
 pub mod message;
 pub mod parse;
 pub mod prepare;
