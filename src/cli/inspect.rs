@@ -61,6 +61,7 @@ fn verify(dir: &Path, file: &Path) -> anyhow::Result<()> {
     let bar = bytes_bar(manifest::total_bytes(dir, sums.iter().map(|sum| sum.file_name.as_str())));
     let checked = manifest::verify(dir, &sums, &|n_bytes| bar.inc(n_bytes))?;
     bar.finish_and_clear();
+    let mut out = std::io::stdout().lock();
     let mut bad = Vec::new();
     for one in &checked {
         let text = match &one.verdict {
@@ -69,7 +70,7 @@ fn verify(dir: &Path, file: &Path) -> anyhow::Result<()> {
             Verdict::Unreadable { reason } => format!("FAILED, {reason}"),
             Verdict::Unlisted => "FAILED, this shard isn't listed".to_owned(),
         };
-        println!("{}: {text}", one.file_name);
+        writeln!(out, "{}: {text}", one.file_name)?;
         if one.verdict != Verdict::Ok {
             bad.push(one.file_name.as_str());
         }
@@ -84,19 +85,20 @@ fn show(dir: &Path) -> anyhow::Result<()> {
         .tensors()
         .map(|(name, view)| TensorSpec { name: name.to_owned(), dtype: view.dtype, shape: view.shape.to_vec() })
         .collect();
-    println!("model id        {}", checkpoint.model_id());
-    println!("layers          {} and {} draft stages", shape.num_hidden_layers, shape.n_draft_stages());
-    println!("shards          {}", checkpoint.shards().len());
-    println!("tensors         {}", grouped(checkpoint.n_tensors() as u64));
-    println!("tensor bytes    {}", grouped(checkpoint.tensor_bytes()));
-    println!("\n{}", dtype_table(&specs));
-    println!("\n{}", subsystem_table(&shape, &specs));
-    println!("\n{}", kv_lines(&shape));
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "model id        {}", checkpoint.model_id())?;
+    writeln!(out, "layers          {} and {} draft stages", shape.num_hidden_layers, shape.n_draft_stages())?;
+    writeln!(out, "shards          {}", checkpoint.shards().len())?;
+    writeln!(out, "tensors         {}", grouped(checkpoint.n_tensors() as u64))?;
+    writeln!(out, "tensor bytes    {}", grouped(checkpoint.tensor_bytes()))?;
+    writeln!(out, "\n{}", dtype_table(&specs))?;
+    writeln!(out, "\n{}", subsystem_table(&shape, &specs))?;
+    writeln!(out, "\n{}", kv_lines(&shape))?;
     let weights = Weights::bind(&checkpoint, &shape)?;
     for warning in &weights.warnings {
-        println!("warning: {warning}");
+        writeln!(out, "warning: {warning}")?;
     }
-    println!("every tensor has its place, type and shape; no NaN codes");
+    writeln!(out, "every tensor has its place, type and shape; no NaN codes")?;
     Ok(())
 }
 

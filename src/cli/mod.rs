@@ -13,7 +13,9 @@ use crate::model::bind::BindError;
 use crate::model::shape::ShapeError;
 use crate::tokenizer::TokenizerError;
 
+pub mod bench;
 pub mod doctor;
+pub mod event_stream;
 pub mod inspect;
 pub mod machine;
 pub mod synth;
@@ -59,6 +61,8 @@ enum Command {
     Synth(synth::SynthArgs),
     /// Print a checkpoint's tensors and bytes; write or verify checksums
     Inspect(inspect::InspectArgs),
+    /// Measure a running server
+    Bench(bench::BenchArgs),
     /// Show what this machine can run, and why not
     Doctor(doctor::DoctorArgs),
 }
@@ -77,6 +81,7 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     let result = match command {
         Command::Synth(args) => synth::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     };
     match result {

@@ -1,5 +1,6 @@
 //! `flashd synth`: writes a synthetic checkpoint for any supported config.json.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -46,14 +47,15 @@ pub fn run(args: &SynthArgs) -> anyhow::Result<()> {
     };
     let written = synth::write(&args.out, &plan, &|n_bytes| bar.inc(n_bytes))?;
     bar.finish_and_clear();
-    println!(
+    writeln!(
+        std::io::stdout(),
         "{}: {} tensors, {} bytes in {} shards{}",
         args.out.display(),
         written.n_tensors,
         written.tensor_bytes,
         written.n_shards,
         if args.sparse { " (sparse: data are holes)" } else { "" }
-    );
+    )?;
     Ok(())
 }
 

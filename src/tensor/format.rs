@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn e2m1_and_e8m0_known_answers() {
-        // Faults G12: the low nibble is the even column.
+        // The low nibble is the even column.
         let unpack = |byte: u8| (e2m1_to_f32(byte & 15), e2m1_to_f32(byte >> 4));
         assert_eq!(unpack(0x21), (0.5, 1.0));
         assert_eq!(unpack(0x87), (6.0, -0.0));
@@ -143,7 +143,7 @@ mod tests {
             assert_eq!(f32_to_e2m1(e2m1_to_f32(code)), code);
         }
         assert_eq!([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 9.0].map(f32_to_e2m1), [0, 2, 2, 4, 4, 6, 6, 7]);
-        // Faults G7.
+        // The byte is a biased exponent, never a number; 0 is the smallest power, not zero.
         assert_eq!(e8m0_to_f32(127), 1.0);
         assert_eq!(e8m0_to_f32(120), 0.0078125);
         assert_eq!(e8m0_to_f32(0), 2f32.powi(-127));
