@@ -105,3 +105,93 @@ pub fn reference(q: &[f32], rows: &[&[f32]], sink: &[f32], scale: f32) -> Vec<f6
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cpu::testing::{Rng, bits, cpus, max_error};
+
+    const DIM: usize = 512;
+
+    fn run(level: Level, q: &[f32], rows: &[&[f32]], sink: &[f32], scale: f32) -> Vec<f32> {
+        let mut out = vec![f32::NAN; q.len()];
+        attention(level, AttentionParams { q, rows, sink, scale, out: &mut out });
+        out
+    }
+
+    /// The same query twice through the batch form.
+    fn run_twice(cpu: &Cpu, q: &[f32], rows: &[&[f32]], sink: &[f32], scale: f32) -> Vec<f32> {
+        fn list_of<'r, F: Fn(usize, &mut Vec<&'r [f32]>) + Sync>(rows: F) -> F {
+            rows
+        }
+        let (q, mut out) = ([q, q].concat(), vec![f32::NAN; 2 * q.len()]);
+        let params = AttentionBatchParams {
+            q: &q,
+            head_dim: DIM,
+            sink,
+            scale,
+            rows: list_of(|_, list| list.extend(rows)),
+            max_rows: rows.len(),
+            out: &mut out,
+        };
+        attention_batch(cpu, params);
+        out
+    }
+
+    #[test]
+    fn agrees_with_the_reference_and_bits_agree_on_all_levels() {
+        let mut rng = Rng(71);
+        for (n_heads, n_rows) in [(4, 128), (64, 640), (1, 1), (4, 0), (3, 5), (5, 129), (7, 16), (8, 17)] {
+            let storage: Vec<Vec<f32>> = (0..n_rows).map(|_| rng.floats(DIM)).collect();
+            let rows: Vec<&[f32]> = storage.iter().map(Vec::as_slice).collect();
+            let (q, sink) = (rng.floats(n_heads * DIM), rng.floats(n_heads));
+            let cpus = cpus();
+            let out = run(cpus[0].level(), &q, &rows, &sink, 0.3);
+            if n_rows > 0 {
+                // Scores of a few units carry errors of 1e-6, which exp passes on.
+                assert!(max_error(&out, &reference(&q, &rows, &sink, 0.3)) < 5e-6, "{n_heads} {n_rows}");
+            } else {
+                assert!(out.iter().all(|x| *x == 0.0), "no row: the sink takes all");
+            }
+            for cpu in &cpus {
+                assert_eq!(bits(&out), bits(&run(cpu.level(), &q, &rows, &sink, 0.3)), "{n_heads} {n_rows}");
+                let batch = run_twice(cpu, &q, &rows, &sink, 0.3);
+                assert_eq!(bits(&batch), bits(&[&out[..], &out[..]].concat()), "{n_heads} {n_rows} in a batch");
+            }
+        }
+    }
+
+    #[test]
+    fn a_head_alone_gives_the_bits_it_gives_among_others() {
+        let mut rng = Rng(72);
+        let storage: Vec<Vec<f32>> = (0..37).map(|_| rng.floats(DIM)).collect();
+        let rows: Vec<&[f32]> = storage.iter().map(Vec::as_slice).collect();
+        let (q, sink) = (rng.floats(6 * DIM), rng.floats(6));
+        for cpu in cpus() {
+            let all = run(cpu.level(), &q, &rows, &sink, 0.1);
+            for h in 0..6 {
+                let one = run(cpu.level(), &q[h * DIM..(h + 1) * DIM], &rows, &sink[h..=h], 0.1);
+                assert_eq!(bits(&one), bits(&all[h * DIM..(h + 1) * DIM]));
+            }
+        }
+    }
+
+    #[test]
+    fn extreme_scores_do_not_overflow() {
+        let (q, big, small) = (vec![10.0; DIM], vec![10.0; DIM], vec![-10.0; DIM]);
+        for cpu in cpus() {
+            let out = run(cpu.level(), &q, &[&small, &big], &[0.0], 1.0);
+            assert!(out.iter().all(|x| *x == 10.0), "the largest score takes all");
+            let out = run(cpu.level(), &q, &[&small], &[5.0], 1.0);
+            assert!(out.iter().all(|x| *x == 0.0), "the sink takes all");
+        }
+    }
+
+    #[test]
+    fn a_nan_row_shows() {
+        let (q, nan) = (vec![1.0; DIM], vec![f32::NAN; DIM]);
+        for cpu in cpus() {
+            assert!(run(cpu.level(), &q, &[&q, &nan], &[0.0], 1.0).iter().all(|x| x.is_nan()));
+        }
+    }
+}

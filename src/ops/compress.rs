@@ -34,3 +34,40 @@ pub fn reference(a: &[&[f32]], s: &[&[f32]]) -> Vec<f64> {
     };
     (0..a[0].len()).map(pooled).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cpu::testing::{Rng, bits, cpus, max_error};
+
+    #[test]
+    fn agrees_with_the_reference_and_bits_agree_on_all_levels() {
+        let mut rng = Rng(101);
+        for (n_rows, d) in [(128, 512), (8, 512), (8, 128), (4, 128), (1, 1), (3, 7), (5, 17), (2, 0)] {
+            let mut rows = |gain: f32| -> Vec<Vec<f32>> {
+                (0..n_rows).map(|_| rng.floats(d).into_iter().map(|x| x * gain).collect()).collect()
+            };
+            let (a, s) = (rows(1.0), rows(6.0));
+            let a: Vec<&[f32]> = a.iter().map(Vec::as_slice).collect();
+            let s: Vec<&[f32]> = s.iter().map(Vec::as_slice).collect();
+            let mut first: Option<Vec<u32>> = None;
+            for cpu in cpus() {
+                let mut out = vec![f32::NAN; d];
+                compress(cpu.level(), CompressParams { a: &a, s: &s, out: &mut out });
+                // Two sums of up to 128 terms and exp.
+                assert!(max_error(&out, &reference(&a, &s)) < 5e-6, "{n_rows} {d}");
+                assert_eq!(*first.get_or_insert(bits(&out)), bits(&out), "{n_rows} {d} {:?}", cpu.level());
+            }
+        }
+    }
+
+    #[test]
+    fn the_softmax_is_by_dimension_and_large_logits_are_safe() {
+        let (a, s): ([&[f32]; 2], [&[f32]; 2]) = ([&[1.0, 2.0], &[3.0, 4.0]], [&[1000.0, -1000.0], &[-1000.0, 1000.0]]);
+        for cpu in cpus() {
+            let mut out = [0.0; 2];
+            compress(cpu.level(), CompressParams { a: &a, s: &s, out: &mut out });
+            assert_eq!(out, [1.0, 4.0]);
+        }
+    }
+}

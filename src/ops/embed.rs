@@ -25,3 +25,30 @@ pub fn reference(matrix: &Matrix, token_ids: &[TokenId]) -> Vec<f64> {
     let rows = token_ids.iter().map(|id| id.index());
     rows.flat_map(|r| (0..matrix.n_cols).map(move |c| f64::from(super::linear::element(matrix, r, c)))).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cpu::testing::{Rng, Stored, cpus, matrix};
+
+    #[test]
+    fn rows_are_exact() {
+        let mut rng = Rng(61);
+        let m = matrix(&mut rng, Stored::Bf16, 9, 35);
+        for ids in [vec![], vec![8], vec![0, 8, 3, 3]] {
+            let ids: Vec<TokenId> = ids.into_iter().map(TokenId).collect();
+            for cpu in cpus() {
+                let mut out = vec![f32::NAN; ids.len() * 35];
+                embed(&cpu, &m, &ids, &mut out);
+                assert_eq!(out.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>(), reference(&m, &ids));
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "token 9, want below 9")]
+    fn an_id_past_the_end_is_refused() {
+        let m = matrix(&mut Rng(62), Stored::Bf16, 9, 35);
+        embed(&cpus()[0], &m, &[TokenId(9)], &mut [0.0; 35]);
+    }
+}

@@ -78,3 +78,56 @@ pub fn reference(iq: &[f32], weights: &[f32], keys: &[f32]) -> Vec<f64> {
     let score = |key: &[f32]| heads().map(|(q, w)| f64::from(*w) * dot(q, key).max(0.0)).sum();
     keys.chunks_exact(KEY_DIMS).map(score).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cpu::testing::{Rng, bits, cpus, max_error};
+    use crate::ops::round_fp4::{encode_key, round_fp4};
+
+    #[test]
+    fn agrees_with_the_reference_and_bits_agree_everywhere() {
+        let mut rng = Rng(81);
+        for (n_queries, n_heads, n_keys) in
+            [(1, 64, 70), (3, 4, 33), (35, 5, 65), (1, 1, 1), (0, 4, 9), (2, 4, 0), (2, 7, 31)]
+        {
+            let mut keys = rng.floats(n_keys * KEY_DIMS);
+            round_fp4(&mut keys);
+            let mut packed = vec![0; n_keys * KEY_ROW_BYTES];
+            for (key, packed) in keys.chunks_exact(KEY_DIMS).zip(packed.chunks_exact_mut(KEY_ROW_BYTES)) {
+                encode_key(key, packed);
+            }
+            let (iq, weights) = (rng.floats(n_queries * n_heads * KEY_DIMS), rng.floats(n_queries * n_heads));
+            let stride = n_keys + 3;
+            let mut first: Option<Vec<u32>> = None;
+            for cpu in cpus() {
+                for keys in [Keys::F32(&keys), Keys::Packed(&packed)] {
+                    let mut scores = vec![-9.0; n_queries * stride];
+                    let (iq, weights, scores_stride) = (&iq, &weights, stride);
+                    let scores_mut = &mut scores;
+                    let p = IndexScoreParams { iq, weights, n_queries, keys, scores: scores_mut, scores_stride };
+                    index_score(&cpu, p);
+                    assert!(scores.chunks_exact(stride).all(|row| row[n_keys..] == [-9.0; 3]), "canary");
+                    assert_eq!(*first.get_or_insert(bits(&scores)), bits(&scores), "{:?} {keys:?}", cpu.level());
+                }
+            }
+            let scores: Vec<f32> = first.unwrap().into_iter().map(f32::from_bits).collect();
+            for t in 0..n_queries {
+                let (q, w) = (&iq[t * n_heads * KEY_DIMS..][..n_heads * KEY_DIMS], &weights[t * n_heads..][..n_heads]);
+                // 8 roundings a lane of each dot, then one a head.
+                assert!(max_error(&scores[t * stride..][..n_keys], &reference(q, w, &keys)) < 2e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn a_negative_dot_adds_nothing() {
+        let keys = vec![-1.0; KEY_DIMS];
+        let mut scores = [f32::NAN];
+        let iq = vec![1.0; KEY_DIMS];
+        let (weights, keys) = (&[-3.0], Keys::F32(&keys));
+        let params = IndexScoreParams { iq: &iq, weights, n_queries: 1, keys, scores: &mut scores, scores_stride: 1 };
+        index_score(&cpus()[0], params);
+        assert_eq!(scores, [0.0]);
+    }
+}

@@ -136,3 +136,183 @@ fn check_stored(weight: &Matrix) {
     };
     assert!(got >= want, "linear: weight of {got}, want {want} for [{n}, {k}]");
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cpu::testing::{Rng, STORED, Stored, bits, cpus, matrix, max_error};
+
+    /// (N, K, T): shapes of the demo model and of the official one (cut in N), then 0, 1, odd and just past a tile.
+    const SHAPES: [(usize, usize, usize); 16] = [
+        (128, 256, 9),
+        (512, 128, 5),
+        (24, 1024, 7),
+        (40, 4096, 2),
+        (1, 32, 1),
+        (0, 32, 3),
+        (3, 32, 0),
+        (17, 32, 13),
+        (16, 64, 12),
+        (15, 96, 11),
+        (130, 160, 3),
+        (33, 288, 4),
+        (5, 512, 33),
+        (129, 128, 257),
+        (65, 2048, 1),
+        (4, 1024, 6),
+    ];
+
+    fn run_dense(cpu: &Cpu, x: &[f32], w: &Matrix, n_tokens: usize) -> Vec<f32> {
+        let mut y = vec![f32::NAN; n_tokens * w.n_rows];
+        linear(cpu, LinearParams::dense(x, w, n_tokens, &mut y));
+        y
+    }
+
+    #[test]
+    fn agrees_with_the_reference_and_bits_agree_on_all_levels() {
+        let mut rng = Rng(1);
+        let cpus = cpus();
+        for (n, k, t) in SHAPES {
+            for kind in STORED {
+                let (w, x) = (matrix(&mut rng, kind, n, k), rng.floats(t * k));
+                let y = run_dense(&cpus[0], &x, &w, t);
+                let mut none = Vec::new();
+                let want = reference(&LinearParams::dense(&x, &w, t, &mut none));
+                // K/16 roundings a lane and the fold, each 2^-24 of a partial sum that random signs keep near the result.
+                assert!(max_error(&y, &want) < 2e-6, "{kind:?} {n} {k} {t}: {}", max_error(&y, &want));
+                for cpu in &cpus {
+                    assert_eq!(bits(&y), bits(&run_dense(cpu, &x, &w, t)), "{kind:?} {n} {k} {t} {:?}", cpu.level());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_token_alone_gives_the_bits_it_gives_in_a_batch() {
+        let mut rng = Rng(2);
+        for cpu in cpus() {
+            for kind in STORED {
+                let (n, k, t) = (70, 160, 29);
+                let (w, x) = (matrix(&mut rng, kind, n, k), rng.floats(t * k));
+                let y = run_dense(&cpu, &x, &w, t);
+                for i in 0..t {
+                    let one = run_dense(&cpu, &x[i * k..(i + 1) * k], &w, 1);
+                    assert_eq!(bits(&one), bits(&y[i * n..(i + 1) * n]), "{kind:?} token {i} {:?}", cpu.level());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn columns_outside_a_multiple_of_16_work_where_the_format_allows() {
+        let mut rng = Rng(3);
+        for k in [1, 15, 17, 130, 200] {
+            for kind in [Stored::Fp8, Stored::Bf16, Stored::F32] {
+                let (w, x) = (matrix(&mut rng, kind, 19, k), rng.floats(5 * k));
+                let mut all = cpus().into_iter().map(|cpu| run_dense(&cpu, &x, &w, 5));
+                let y = all.next().unwrap();
+                let want = reference(&LinearParams::dense(&x, &w, 5, &mut []));
+                assert!(max_error(&y, &want) < 2e-6, "{kind:?} {k}");
+                assert!(all.all(|other| bits(&other) == bits(&y)), "{kind:?} {k}");
+            }
+        }
+    }
+
+    #[test]
+    fn padding_is_neither_read_into_results_nor_written() {
+        let mut rng = Rng(4);
+        let (n, k, t, x_stride, y_stride) = (21, 64, 7, 80, 30);
+        for cpu in cpus() {
+            let w = matrix(&mut rng, Stored::Mxfp4, n, k);
+            let mut x = vec![f32::NAN; t * x_stride];
+            for row in x.chunks_exact_mut(x_stride) {
+                row[..k].copy_from_slice(&rng.floats(k));
+            }
+            let mut y = vec![-7.0; t * y_stride];
+            let rows = 3..19;
+            let params = LinearParams { x: &x, x_stride, n_tokens: t, weight: &w, rows, y: &mut y, y_stride };
+            let want = reference(&params);
+            linear(&cpu, params);
+            for (i, row) in y.chunks_exact(y_stride).enumerate() {
+                assert!(max_error(&row[..16], &want[16 * i..16 * (i + 1)]) < 2e-6);
+                assert!(row[16..].iter().all(|y| *y == -7.0));
+            }
+        }
+    }
+
+    #[test]
+    fn groups_read_their_own_columns() {
+        let mut rng = Rng(5);
+        for (n_groups, group_rows, k) in [(2, 128, 96), (8, 20, 64), (3, 7, 40)] {
+            let kind = if k % 16 == 0 { Stored::Fp8 } else { Stored::Bf16 };
+            let (t, n) = (6, n_groups * group_rows);
+            let (w, x) = (matrix(&mut rng, kind, n, k), rng.floats(t * n_groups * k));
+            for cpu in cpus() {
+                let mut y = vec![f32::NAN; t * n];
+                let params = LinearParams {
+                    x: &x,
+                    x_stride: n_groups * k,
+                    n_tokens: t,
+                    weight: &w,
+                    rows: 0..n,
+                    y: &mut y,
+                    y_stride: n,
+                };
+                linear_grouped(&cpu, params, n_groups);
+                for g in 0..n_groups {
+                    let mut one = vec![0.0; t * group_rows];
+                    let rows = g * group_rows..(g + 1) * group_rows;
+                    let (x, y_stride) = (&x[g * k..], group_rows);
+                    let x_stride = n_groups * k;
+                    linear(&cpu, LinearParams { x, x_stride, n_tokens: t, weight: &w, rows, y: &mut one, y_stride });
+                    for i in 0..t {
+                        let got = &y[i * n + g * group_rows..][..group_rows];
+                        assert_eq!(bits(got), bits(&one[i * group_rows..][..group_rows]));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_batch_of_products_gives_the_bits_of_each() {
+        let mut rng = Rng(6);
+        let shapes = [(64, 256, 3), (5, 32, 1), (256, 128, 40), (0, 32, 4)];
+        let problems: Vec<_> = shapes
+            .iter()
+            .zip(STORED)
+            .map(|((n, k, t), kind)| (matrix(&mut rng, kind, *n, *k), rng.floats(t * k), *t))
+            .collect();
+        for cpu in cpus() {
+            let mut ys: Vec<Vec<f32>> = problems.iter().map(|(w, _, t)| vec![f32::NAN; t * w.n_rows]).collect();
+            let params = problems.iter().zip(&mut ys).map(|((w, x, t), y)| LinearParams::dense(x, w, *t, y)).collect();
+            linear_batch(&cpu, params);
+            for ((w, x, t), y) in problems.iter().zip(&ys) {
+                assert_eq!(bits(y), bits(&run_dense(&cpu, x, w, *t)));
+            }
+        }
+    }
+
+    #[test]
+    fn expansion_is_exact_for_every_code_and_scale() {
+        use crate::tensor::format::{e2m1_to_f32, e8m0_to_f32, f8e4m3fn_to_f32};
+        // Faults G1, G7, G12: all 256 bytes under scales 2^-127 .. 2^127.
+        let codes: Vec<u8> = (0..=255).collect();
+        for cpu in cpus() {
+            for scale in (0..=254u8).step_by(1) {
+                let mut out = vec![0.0; 256];
+                crate::device::cpu::expand::decode_fp8(cpu.level(), &codes, &[scale; 2], 128, &mut out);
+                for (code, got) in codes.iter().zip(&out) {
+                    let want = f8e4m3fn_to_f32(*code) * e8m0_to_f32(scale);
+                    assert!(got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()), "{code} {scale} {got}");
+                }
+                let mut out = vec![0.0; 512];
+                crate::device::cpu::expand::decode_e2m1(cpu.level(), &codes, &[scale; 16], &mut out);
+                for (byte, got) in codes.iter().zip(out.chunks_exact(2)) {
+                    let want = [byte & 15, byte >> 4].map(|n| e2m1_to_f32(n) * e8m0_to_f32(scale));
+                    assert_eq!(bits(got), bits(&want), "{byte} {scale}");
+                }
+            }
+        }
+    }
+}

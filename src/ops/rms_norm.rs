@@ -54,3 +54,36 @@ pub fn reference(row: &[f32], weight: Option<&[f32]>, eps: f32) -> Vec<f64> {
     let r = 1.0 / (mean + f64::from(eps)).sqrt();
     row.iter().enumerate().map(|(i, x)| f64::from(*x) * r * weight.map_or(1.0, |w| f64::from(w[i]))).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cpu::testing::{Rng, bits, cpus, max_error};
+
+    #[test]
+    fn agrees_with_the_reference_on_every_level() {
+        let mut rng = Rng(11);
+        for (d, t) in [(512, 3), (1024, 2), (256, 65), (4096, 5), (1, 1), (15, 4), (17, 3), (33, 2), (256, 0)] {
+            let (x, w) = (rng.floats(d * t), rng.floats(d));
+            for weight in [None, Some(&w[..])] {
+                let mut first: Option<Vec<u32>> = None;
+                for cpu in cpus() {
+                    let mut y = vec![f32::NAN; d * t];
+                    rms_norm_into(&cpu, &x, RmsNormParams { x: &mut y, n_cols: d, weight, eps: 1e-6 });
+                    for (x, y) in x.chunks_exact(d).zip(y.chunks_exact(d)) {
+                        // A handful of roundings an element.
+                        assert!(max_error(y, &reference(x, weight, 1e-6)) < 1e-6, "{d} {t}");
+                    }
+                    assert_eq!(*first.get_or_insert(bits(&y)), bits(&y), "{d} {t} {:?}", cpu.level());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn eps_keeps_a_row_of_zeros_finite() {
+        let mut x = [0.0; 32];
+        rms_norm(&cpus()[0], RmsNormParams { x: &mut x, n_cols: 32, weight: None, eps: 1e-6 });
+        assert_eq!(x, [0.0; 32]);
+    }
+}

@@ -124,3 +124,68 @@ pub fn reference(table: &RopeTable, position: usize, row: &[f32], inverse: bool)
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cpu::testing::{Rng, bits, max_error};
+
+    const YARN: YarnParams =
+        YarnParams { factor: 16.0, beta_fast: 32.0, beta_slow: 1.0, original_max_position_embeddings: 65536 };
+
+    fn table(theta: f32, yarn: Option<YarnParams>) -> RopeTable {
+        RopeTable::new(&RopeParams { n_dims: 64, theta, yarn })
+    }
+
+    #[test]
+    fn agrees_with_the_reference_near_and_far() {
+        let mut rng = Rng(21);
+        for table in [table(10_000.0, None), table(160_000.0, Some(YARN))] {
+            for position in [0, 1, 127, 4096, 65_535, 1_048_575] {
+                for width in [64, 128, 512] {
+                    let x = rng.floats(width);
+                    let rotation = table.rotation(position);
+                    let mut y = x.clone();
+                    rotation.forward(&mut y);
+                    assert!(max_error(&y, &reference(&table, position, &x, false)) < 3e-7);
+                    assert_eq!(bits(&y[..width - 64]), bits(&x[..width - 64]));
+                    let mut y = x.clone();
+                    rotation.inverse(&mut y);
+                    assert!(max_error(&y, &reference(&table, position, &x, true)) < 3e-7);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn position_zero_changes_nothing_and_inverse_undoes() {
+        let mut rng = Rng(22);
+        let (table, x) = (table(10_000.0, None), rng.floats(64));
+        let mut y = x.clone();
+        table.rotation(0).forward(&mut y);
+        assert_eq!(y, x);
+        table.rotation(999).forward(&mut y);
+        assert!(x.iter().zip(&y).any(|(a, b)| (a - b).abs() > 0.01));
+        table.rotation(999).inverse(&mut y);
+        assert!(x.iter().zip(&y).all(|(a, b)| (a - b).abs() < 1e-6));
+    }
+
+    #[test]
+    fn pairs_are_adjacent_elements() {
+        let mut row = [0.0; 64];
+        row[0] = 1.0;
+        table(10_000.0, None).rotation(1).forward(&mut row);
+        assert!((row[0] - 1f32.cos()).abs() < 1e-7 && (row[1] - 1f32.sin()).abs() < 1e-7);
+        assert!(row[2..].iter().all(|x| *x == 0.0));
+    }
+
+    #[test]
+    fn yarn_keeps_fast_frequencies_and_divides_slow_ones() {
+        let (plain, yarn) = (table(160_000.0, None), table(160_000.0, Some(YARN)));
+        assert_eq!(plain.freqs()[..15], yarn.freqs()[..15]);
+        let (p, y) = (plain.freqs()[31], yarn.freqs()[31]);
+        assert!((p / y - 16.0).abs() < 1e-4, "{p} {y}");
+        assert!(plain.freqs().iter().zip(yarn.freqs()).any(|(p, y)| p / y > 1.5 && p / y < 15.0));
+        assert!((plain.freqs()[1] - 160_000f32.powf(-2.0 / 64.0)).abs() < 1e-7);
+    }
+}

@@ -84,3 +84,63 @@ fn code(x: f32) -> u8 {
 fn amax(group: &[f32]) -> f32 {
     group.iter().fold(0.0, |m: f32, x| m.max(x.abs()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cpu::testing::{Rng, bits, cpus};
+
+    #[test]
+    fn scales_are_exact_next_to_a_power_of_two() {
+        for exponent in -120i32..120 {
+            let top = 6.0 * 2f32.powi(exponent);
+            let byte = (127 + exponent) as u8;
+            assert_eq!(scale_byte(top), byte);
+            assert_eq!(scale_byte(f32::from_bits(top.to_bits() + 1)), byte + 1);
+            assert_eq!(scale_byte(4.0 * 2f32.powi(exponent)), byte);
+            assert_eq!(scale_byte(3.0 * 2f32.powi(exponent)), byte - 1);
+        }
+        assert_eq!(scale_byte(0.0), 1);
+    }
+
+    #[test]
+    fn ties_go_towards_zero() {
+        let mut x = [0.0; 32];
+        x[..9].copy_from_slice(&[6.0, 0.25, 0.75, -1.25, 1.75, -2.5, 3.5, 5.0, -5.0]);
+        round_fp4(&mut x);
+        assert_eq!(x[..9], [6.0, 0.0, 0.5, -1.0, 1.5, -2.0, 3.0, 4.0, -4.0]);
+        let mut above = [0.0; 32];
+        above[..4].copy_from_slice(&[6.0, 0.250_000_03, 2.500_000_2, -5.000_000_5]);
+        round_fp4(&mut above);
+        assert_eq!(above[..4], [6.0, 0.5, 3.0, -6.0]);
+    }
+
+    #[test]
+    fn agrees_with_the_reference_and_packs_without_loss() {
+        let mut rng = Rng(51);
+        for gain in [1e-30, 1e-3, 1.0, 1e5] {
+            let x: Vec<f32> = rng.floats(KEY_DIMS).into_iter().map(|x| x * gain).collect();
+            let mut y = x.clone();
+            round_fp4(&mut y);
+            for (x, y) in x.chunks(FP4_GROUP).zip(y.chunks(FP4_GROUP)) {
+                assert_eq!(reference(x), y.iter().map(|y| f64::from(*y)).collect::<Vec<f64>>());
+            }
+            for source in [&x, &y] {
+                let mut packed = [0xAA; KEY_ROW_BYTES];
+                encode_key(source, &mut packed);
+                for cpu in cpus() {
+                    let mut got = vec![f32::NAN; KEY_DIMS];
+                    decode_key(cpu.level(), &packed, &mut got);
+                    assert_eq!(bits(&got), bits(&y), "{gain} {:?}", cpu.level());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_of_zeros_stays_zero() {
+        let mut x = [0.0; KEY_DIMS];
+        round_fp4(&mut x);
+        assert_eq!(x, [0.0; KEY_DIMS]);
+    }
+}

@@ -112,3 +112,79 @@ fn split_packed_mut(packed: &mut [u8]) -> (&mut [u8], &mut [u8], &mut [u8]) {
     let (rope, scales) = rest.split_at_mut(2 * CACHE_ROPE_DIMS);
     (codes, rope, scales)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cpu::testing::{Rng, bits, cpus};
+
+    #[test]
+    fn scales_are_exact_next_to_a_power_of_two() {
+        // Faults G7: rounded up, so that the largest value never saturates.
+        for exponent in -20i32..100 {
+            let top = 448.0 * 2f32.powi(exponent);
+            let byte = (127 + exponent) as u8;
+            assert_eq!(scale_byte(top), byte, "{top}");
+            assert_eq!(scale_byte(f32::from_bits(top.to_bits() + 1)), byte + 1);
+            assert_eq!(scale_byte(f32::from_bits(top.to_bits() - 1)), byte);
+            assert_eq!(scale_byte(256.0 * 2f32.powi(exponent)), byte);
+            assert_eq!(scale_byte(f32::from_bits((256.0 * 2f32.powi(exponent)).to_bits() - 1)), byte);
+            assert_eq!(scale_byte(224.0 * 2f32.powi(exponent)), byte - 1);
+        }
+        // The floor: 1e-4 / 448 lies between 2^-23 and 2^-22.
+        assert_eq!(scale_byte(0.0), 127 - 22);
+        assert_eq!(scale_byte(1e-4), 127 - 22);
+    }
+
+    #[test]
+    fn activations_agree_with_the_reference_exactly() {
+        let mut rng = Rng(41);
+        for (n_cols, n_rows, gain) in [(256, 3, 1.0), (128, 1, 1e-6), (130, 5, 3e4), (1, 2, 1.0), (4096, 2, 0.1)] {
+            let x: Vec<f32> = rng.floats(n_cols * n_rows).into_iter().map(|x| x * gain).collect();
+            let mut y = x.clone();
+            round_activations(&mut y, n_cols);
+            for (x, y) in x.chunks(n_cols).zip(y.chunks(n_cols)) {
+                for (x, y) in x.chunks(ACTIVATION_GROUP).zip(y.chunks(ACTIVATION_GROUP)) {
+                    assert_eq!(reference(x), y.iter().map(|y| f64::from(*y)).collect::<Vec<f64>>());
+                }
+            }
+            let again = y.clone();
+            round_activations(&mut y, n_cols);
+            assert_eq!(bits(&again), bits(&y), "a rounded row stays as it is");
+        }
+        let mut zeros = [0.0, -0.0];
+        round_activations(&mut zeros, 2);
+        assert_eq!(zeros, [0.0, -0.0]);
+    }
+
+    #[test]
+    fn the_packed_row_holds_the_rounded_row() {
+        let mut rng = Rng(42);
+        for gain in [1e-7, 1.0, 500.0] {
+            let row: Vec<f32> = rng.floats(CACHE_DIMS).into_iter().map(|x| x * gain).collect();
+            let mut packed = [0xAA; CACHE_ROW_BYTES];
+            encode_cache_row(&row, &mut packed);
+            let mut want = row.clone();
+            round_cache_row(&mut want);
+            assert_eq!(bits(&want[CACHE_FP8_DIMS..]), bits(&row[CACHE_FP8_DIMS..]), "rope columns are left alone");
+            for x in &mut want[CACHE_FP8_DIMS..] {
+                *x = bf16_to_f32(f32_to_bf16(*x));
+            }
+            for cpu in cpus() {
+                let mut got = vec![f32::NAN; CACHE_DIMS];
+                decode_cache_row(cpu.level(), &packed, &mut got);
+                assert_eq!(bits(&got), bits(&want), "{gain} {:?}", cpu.level());
+            }
+            let mut again = [0; CACHE_ROW_BYTES];
+            encode_cache_row(&want, &mut again);
+            assert_eq!(packed[..], again[..], "packing is stable");
+        }
+    }
+
+    #[test]
+    fn nan_stays_nan() {
+        let mut x = [1.0, f32::NAN];
+        round_activations(&mut x, 2);
+        assert!(x[0] == 1.0 && x[1].is_nan());
+    }
+}

@@ -46,3 +46,49 @@ pub fn reference(gate: &[f32], up: &[f32], limit: f32, weight: f32) -> Vec<f64> 
     let row = gate.iter().zip(up).map(|(g, u)| (f64::from(*g).min(limit), f64::from(*u).clamp(-limit, limit)));
     row.map(|(g, u)| g / (1.0 + (-g).exp()) * u * f64::from(weight)).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cpu::testing::{Rng, bits, cpus, max_error};
+
+    fn run(cpu: &Cpu, gate: &[f32], up: &[f32], weights: Option<&[f32]>, n_cols: usize) -> Vec<f32> {
+        let mut out = vec![f32::NAN; gate.len()];
+        swiglu(cpu, SwigluParams { gate, up, limit: 10.0, weights, n_cols, out: &mut out });
+        out
+    }
+
+    #[test]
+    fn agrees_with_the_reference_and_bits_agree_on_all_levels() {
+        let mut rng = Rng(111);
+        for (n_cols, t) in [(256, 33), (2048, 2), (1, 1), (15, 3), (17, 2), (64, 0)] {
+            let mut row = || -> Vec<f32> { rng.floats(n_cols * t).into_iter().map(|x| x * 20.0).collect() };
+            let (gate, up) = (row(), row());
+            let weights = rng.floats(t);
+            let mut first: Option<Vec<u32>> = None;
+            for cpu in cpus() {
+                let out = run(&cpu, &gate, &up, Some(&weights), n_cols);
+                for i in 0..t {
+                    let range = i * n_cols..(i + 1) * n_cols;
+                    let want = reference(&gate[range.clone()], &up[range.clone()], 10.0, weights[i]);
+                    assert!(max_error(&out[range], &want) < 1e-6, "{n_cols} {t}");
+                }
+                assert_eq!(*first.get_or_insert(bits(&out)), bits(&out), "{n_cols} {t} {:?}", cpu.level());
+            }
+        }
+    }
+
+    #[test]
+    fn both_clamps_hold() {
+        // Faults G3: pre-activations of 20 on either side.
+        for cpu in cpus() {
+            let at = |gate: f32, up: f32| run(&cpu, &[gate; 16], &[up; 16], None, 16)[0];
+            assert_eq!(at(20.0, 1.0), at(10.0, 1.0));
+            assert_eq!(at(1.0, 20.0), at(1.0, 10.0));
+            assert_eq!(at(1.0, -20.0), at(1.0, -10.0));
+            assert!(at(-20.0, 1.0) != at(-10.0, 1.0), "the gate has no lower limit");
+            assert_eq!(at(-1e30, 1.0), 0.0);
+            assert!(at(f32::NAN, 1.0).is_nan() && at(1.0, f32::NAN).is_nan());
+        }
+    }
+}

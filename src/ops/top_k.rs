@@ -47,3 +47,49 @@ fn order_key(score: f32) -> u32 {
     let bits = (score + 0.0).to_bits();
     if bits >> 31 == 0 { bits | 0x8000_0000 } else { !bits }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cpu::testing::Rng;
+
+    fn run(scores: &[f32], k: usize) -> Vec<u32> {
+        let mut out = vec![77];
+        top_k(scores, k, &mut out);
+        out
+    }
+
+    #[test]
+    fn agrees_with_a_full_sort_on_rows_full_of_ties() {
+        let mut rng = Rng(91);
+        for n in [0usize, 1, 2, 7, 128, 129, 1000, 4097] {
+            for n_values in [1, 2, 5, 1000] {
+                let value = |rng: &mut Rng| match rng.next_u64() % 40 {
+                    0 => f32::NAN,
+                    1 => f32::NEG_INFINITY,
+                    2 => f32::INFINITY,
+                    3 => -0.0,
+                    4 => 0.0,
+                    5 => -f32::NAN,
+                    _ => (rng.next_u64() % n_values) as f32 - 1.0,
+                };
+                let scores: Vec<f32> = (0..n).map(|_| value(&mut rng)).collect();
+                for k in [0, 1, 2, 127, 128, 512] {
+                    let got = run(&scores, k);
+                    assert_eq!(got, reference(&scores, k), "n {n} k {k}");
+                    assert!(got.windows(2).all(|w| w[0] < w[1]));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ties_go_to_the_lowest_index_and_zeros_are_equal() {
+        // Faults G9.
+        assert_eq!(run(&[1.0; 10], 3), [0, 1, 2]);
+        assert_eq!(run(&[-0.0, 0.0, -0.0, 0.0], 2), [0, 1]);
+        assert_eq!(run(&[f32::NAN, f32::NEG_INFINITY, f32::NAN, -1.0], 2), [1, 3]);
+        assert_eq!(run(&[f32::NAN; 4], 2), [0, 1]);
+        assert_eq!(run(&[3.0, 1.0], 5), [0, 1]);
+    }
+}

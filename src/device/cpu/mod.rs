@@ -9,21 +9,49 @@ macro_rules! simd_fn {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $kernel:ident) => {
         $(#[$meta])*
         $vis fn $name(level: crate::device::cpu::Level, $($arg: $ty),*) $(-> $ret)? {
-            let _ = level;
-            // SAFETY: a `Level` is only made after the machine was asked for its features, so the portable form and the
-            // form of that level may run.
-            unsafe { $kernel::<crate::device::cpu::simd::Portable>($($arg),*) }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            fn avx2($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: this function is only entered where its features are present.
+                unsafe { $kernel::<crate::device::cpu::avx2::Avx2>($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx2,fma,f16c")]
+            fn avx512($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: this function is only entered where its features are present.
+                unsafe { $kernel::<crate::device::cpu::avx512::Avx512>($($arg),*) }
+            }
+            // SAFETY: a `Level` is only made after the machine was asked for the features of that level.
+            unsafe {
+                match level.simd() {
+                    #[cfg(target_arch = "x86_64")]
+                    crate::device::cpu::SimdLevel::Avx512 => avx512($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    crate::device::cpu::SimdLevel::Avx2 => avx2($($arg),*),
+                    #[cfg(target_arch = "aarch64")]
+                    crate::device::cpu::SimdLevel::Neon => $kernel::<crate::device::cpu::neon::Neon>($($arg),*),
+                    _ => $kernel::<crate::device::cpu::simd::Portable>($($arg),*),
+                }
+            }
         }
     };
 }
 
 pub mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 pub mod expand;
 pub mod index;
 pub mod linear;
 pub mod math;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 pub mod rows;
 pub mod simd;
+#[cfg(test)]
+pub(crate) mod testing;
 
 /// An instruction set the kernels are written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +60,7 @@ pub enum SimdLevel {
     Portable,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// x86-64 with AVX-512 F, BW, DQ and VL as well.
+    /// x86-64 with AVX-512 F as well.
     Avx512,
     /// AArch64.
     Neon,
@@ -71,7 +99,15 @@ impl SimdLevel {
     pub fn is_available(self) -> bool {
         match self {
             Self::Portable => true,
-            Self::Avx2 | Self::Avx512 | Self::Neon => false,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => {
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => Self::Avx2.is_available() && is_x86_feature_detected!("avx512f"),
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            _ => false,
         }
     }
 
