@@ -52,7 +52,13 @@ impl RequestControl {
     /// Whether the front end has ended this choice.
     #[must_use]
     pub fn is_finished(&self, choice: u32) -> bool {
-        self.finished_choices.load(Ordering::Acquire) >> choice & 1 == 1
+        self.finished_mask() >> choice & 1 == 1
+    }
+
+    /// The choices that the front end has ended, one bit each.
+    #[must_use]
+    pub fn finished_mask(&self) -> u64 {
+        self.finished_choices.load(Ordering::Acquire)
     }
 }
 

@@ -72,6 +72,12 @@ impl BlockTable {
         self.blocks.len() * BLOCK_TOKENS
     }
 
+    /// Window states noted and not yet in the index.
+    #[must_use]
+    pub const fn n_saved(&self) -> usize {
+        self.saved.len()
+    }
+
     /// Adds a block at the end.
     pub fn push(&mut self, block: BlockRef) {
         self.blocks.push(block);
@@ -80,6 +86,14 @@ impl BlockTable {
     /// Notes a window state that the next step saves; it describes the first `n_tokens` tokens.
     pub fn note_saved(&mut self, n_tokens: usize, lease: Lease<CheckpointId>) {
         self.saved.push((n_tokens, lease));
+    }
+}
+
+impl TurnEnd {
+    /// The block that is still in use.
+    #[must_use]
+    pub fn block_id(&self) -> Option<BlockId> {
+        self.partial.as_ref().map(BlockRef::id)
     }
 }
 

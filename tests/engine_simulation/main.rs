@@ -1,0 +1,6 @@
+//! The engine against a device that models its state honestly: any stale block, window or slot changes the output.
+
+mod bench;
+mod device;
+mod oracle;
+mod random;
