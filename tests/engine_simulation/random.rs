@@ -137,7 +137,10 @@ fn outputs_are_a_pure_function_of_the_prompt() {
             println!("{size:?} lag {lag}: {totals:?}");
             assert!(totals.n_finished > 100, "{totals:?}");
             if size.n_checkpoints > 0 {
-                assert!(totals.n_restores > 100 && totals.n_copies > 10 && totals.n_cached_tokens > 10_000, "{totals:?}");
+                assert!(
+                    totals.n_restores > 100 && totals.n_copies > 10 && totals.n_cached_tokens > 10_000,
+                    "{totals:?}"
+                );
             }
             if size.n_slots > 3 {
                 assert!(totals.n_preempted > 20, "{totals:?}");
