@@ -66,7 +66,7 @@ pub struct BenchArgs {
 /// No server answers, the CSV file can't be written, or any request failed (the table is printed all the same).
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let summaries = runtime.block_on(measure(args))?;
+    let summaries = runtime.block_on(measure(args, &mut std::io::stdout()))?;
     let n_failed: usize = summaries.iter().map(Summary::n_failed).sum();
     if n_failed > 0 {
         bail!("{n_failed} requests failed");
@@ -74,11 +74,11 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn measure(args: &BenchArgs) -> anyhow::Result<Vec<Summary>> {
+async fn measure(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Vec<Summary>> {
     let target = connect(args).await?;
     let mut report = Report::new(&target, args.csv.as_deref())?;
     let seed = args.seed.unwrap_or_else(clock_seed);
-    writeln!(std::io::stdout(), "{} at {}, prompt seed {seed}", target.model, args.base_url)?;
+    writeln!(out, "{} at {}, prompt seed {seed}", target.model, args.base_url)?;
     let load = Load { target: &target, seed, max_token_id: args.max_token_id };
     if args.warmup > 0 {
         let warmup = Point { concurrency: 1, n_requests: args.warmup, ..first_point(args) };
@@ -98,7 +98,7 @@ async fn measure(args: &BenchArgs) -> anyhow::Result<Vec<Summary>> {
             break;
         }
     }
-    report.print()
+    report.print(out)
 }
 
 /// Makes the client and finds the model's name.

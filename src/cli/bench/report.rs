@@ -65,8 +65,7 @@ impl Report {
     }
 
     /// Prints the table and every kind of error, and gives the rows back.
-    pub fn print(self) -> anyhow::Result<Vec<Summary>> {
-        let mut out = std::io::stdout().lock();
+    pub fn print(self, out: &mut impl Write) -> anyhow::Result<Vec<Summary>> {
         if !self.rows.is_empty() {
             writeln!(out, "{}", table(&self.rows))?;
         }

@@ -49,27 +49,29 @@ fn answer(seen: &Seen, body: Value) -> Response {
 }
 
 /// Runs `measure` against the server.
-fn bench(more: &[&str]) -> (Vec<Summary>, Vec<Value>) {
+fn bench(more: &[&str]) -> (Vec<Summary>, Vec<Value>, String) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let seen = Seen::default();
     let handler_seen = Arc::clone(&seen);
-    let summaries = runtime.block_on(async move {
+    let (summaries, text) = runtime.block_on(async move {
         let app = axum::Router::new()
             .route("/v1/models", get(|| async { Json(json!({"data": [{"id": "deepseek-v4-flash"}]})) }))
             .route("/v1/completions", post(move |Json(body): Json<Value>| async move { answer(&handler_seen, body) }));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base_url = format!("http://{}/v1/", listener.local_addr().unwrap());
         tokio::spawn(async move { axum::serve(listener, app).await });
-        measure(&args(&base_url, more)).await.unwrap()
+        let mut text = Vec::new();
+        let summaries = measure(&args(&base_url, more), &mut text).await.unwrap();
+        (summaries, String::from_utf8(text).unwrap())
     });
     let seen = seen.lock().unwrap().clone();
-    (summaries, seen)
+    (summaries, seen, text)
 }
 
 #[test]
 fn a_sweep_counts_tokens_and_errors() {
     let csv = tempfile::NamedTempFile::new().unwrap();
-    let (rows, seen) = bench(&["--concurrency", "1,2", "--requests", "6", "--csv", csv.path().to_str().unwrap()]);
+    let (rows, seen, text) = bench(&["--concurrency", "1,2", "--requests", "6", "--csv", csv.path().to_str().unwrap()]);
     assert_eq!(rows.len(), 2);
     // Requests 2 and 5 are refused, request 3 comes back short.
     assert_eq!((rows[0].n_ok, rows[0].n_failed(), rows[0].n_cached), (3, 3, 12));
@@ -77,6 +79,8 @@ fn a_sweep_counts_tokens_and_errors() {
     assert_eq!(rows[0].errors["4 tokens instead of 5 (finish_reason none)"], 1);
     assert_eq!((rows[1].n_ok, rows[1].n_failed()), (4, 2));
     assert_eq!(seen.len(), 12);
+    assert!(text.contains("error (1 at once, 20 tokens): 2 x 503 Service Unavailable: queue is full"), "{text}");
+    assert!(text.contains("note (2 at once, 20 tokens): 16 prompt tokens came from the prefix cache"), "{text}");
     let records: Vec<csv::StringRecord> =
         csv::Reader::from_path(csv.path()).unwrap().records().map(Result::unwrap).collect();
     assert_eq!(records.len(), 2);
@@ -85,7 +89,7 @@ fn a_sweep_counts_tokens_and_errors() {
 
 #[test]
 fn prompts_are_distinct_and_inside_the_vocabulary() {
-    let (_, seen) = bench(&["--concurrency", "1,2", "--requests", "4", "--seed", "9", "--max-token-id", "400"]);
+    let (_, seen, _) = bench(&["--concurrency", "1,2", "--requests", "4", "--seed", "9", "--max-token-id", "400"]);
     let firsts: std::collections::HashSet<String> = seen.iter().map(|body| body["prompt"].to_string()).collect();
     assert_eq!(firsts.len(), 8);
     for body in &seen {
@@ -98,7 +102,7 @@ fn prompts_are_distinct_and_inside_the_vocabulary() {
         );
     }
     // The same seed asks the same again.
-    let (_, again) = bench(&["--concurrency", "1,2", "--requests", "4", "--seed", "9", "--max-token-id", "400"]);
+    let (_, again, _) = bench(&["--concurrency", "1,2", "--requests", "4", "--seed", "9", "--max-token-id", "400"]);
     let again: std::collections::HashSet<String> = again.iter().map(|body| body["prompt"].to_string()).collect();
     assert_eq!(again, firsts);
 }
