@@ -60,7 +60,7 @@ thread_local! {
 }
 
 simd_fn! {
-    fn run_tile(tile: &Tile) = run_tile_kernel
+    fn run_tile(tile: &Tile, panel: &mut Vec<f32>) = run_tile_kernel
 }
 
 /// Computes all problems with one hand-over to the threads.
@@ -75,7 +75,7 @@ pub(crate) fn run(cpu: &Cpu, problems: &mut [Problem]) {
     cpu.par_tiles(parts.len(), parts_per_call, |range| {
         for part in &parts[range] {
             let (y, inputs) = &problems[part.problem];
-            run_tile(cpu.level(), &inputs.tile(part, y));
+            PANEL.with_borrow_mut(|panel| run_tile(cpu.level(), &inputs.tile(part, y), panel));
         }
     });
 }
@@ -146,24 +146,23 @@ impl Inputs<'_> {
     }
 }
 
+// No closure may stand around vector code: it would be compiled without the features of the function it is in.
 #[inline(always)]
-unsafe fn run_tile_kernel<S: Simd>(tile: &Tile) {
-    PANEL.with_borrow_mut(|panel| {
-        let k_padded = tile.weight.n_cols.next_multiple_of(LANES);
-        if panel.len() < PANEL_ROWS * k_padded {
-            panel.resize(PANEL_ROWS * k_padded, 0.0);
+unsafe fn run_tile_kernel<S: Simd>(tile: &Tile, panel: &mut Vec<f32>) {
+    let k_padded = tile.weight.n_cols.next_multiple_of(LANES);
+    if panel.len() < PANEL_ROWS * k_padded {
+        panel.resize(PANEL_ROWS * k_padded, 0.0);
+    }
+    for first in tile.rows.clone().step_by(PANEL_ROWS) {
+        let rows = first..(first + PANEL_ROWS).min(tile.rows.end);
+        for (row, out) in rows.clone().zip(panel.chunks_exact_mut(k_padded)) {
+            // SAFETY: the caller vouches for the instruction set.
+            unsafe { expand_row_kernel::<S>(tile.weight, row, out) };
+            out[tile.weight.n_cols..].fill(0.0);
         }
-        for first in tile.rows.clone().step_by(PANEL_ROWS) {
-            let rows = first..(first + PANEL_ROWS).min(tile.rows.end);
-            for (row, out) in rows.clone().zip(panel.chunks_exact_mut(k_padded)) {
-                // SAFETY: the caller vouches for the instruction set.
-                unsafe { expand_row_kernel::<S>(tile.weight, row, out) };
-                out[tile.weight.n_cols..].fill(0.0);
-            }
-            // SAFETY: as above.
-            unsafe { panel_times_tokens::<S>(panel, k_padded, rows, tile) };
-        }
-    });
+        // SAFETY: as above.
+        unsafe { panel_times_tokens::<S>(panel, k_padded, rows, tile) };
+    }
 }
 
 /// A panel of expanded rows times all tokens of the tile.
