@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::expand::expand_row_kernel;
+use super::row_dot::dot_4_rows;
 use super::simd::{LANES, MAX_TILE_TOKENS, Simd, TILE_ROWS};
 use super::{Cpu, Shared};
 use crate::tensor::matrix::Matrix;
@@ -149,6 +150,10 @@ impl Inputs<'_> {
 // No closure may stand around vector code: it would be compiled without the features of the function it is in.
 #[inline(always)]
 unsafe fn run_tile_kernel<S: Simd>(tile: &Tile, panel: &mut Vec<f32>) {
+    // SAFETY: the caller vouches for the instruction set.
+    if tile.tokens.len() == 1 && unsafe { one_token::<S>(tile) } {
+        return;
+    }
     let k_padded = tile.weight.n_cols.next_multiple_of(LANES);
     if panel.len() < PANEL_ROWS * k_padded {
         panel.resize(PANEL_ROWS * k_padded, 0.0);
@@ -163,6 +168,28 @@ unsafe fn run_tile_kernel<S: Simd>(tile: &Tile, panel: &mut Vec<f32>) {
         // SAFETY: as above.
         unsafe { panel_times_tokens::<S>(panel, k_padded, rows, tile) };
     }
+}
+
+/// The decode path; false when it does not take this weight.
+#[inline(always)]
+unsafe fn one_token<S: Simd>(tile: &Tile) -> bool {
+    let token = tile.tokens.start;
+    let x = &tile.x[token * tile.x_stride..];
+    for first in tile.rows.clone().step_by(TILE_ROWS) {
+        let last = tile.rows.end - 1;
+        // A short group repeats its last row; the extra sums are dropped.
+        let rows = [first, (first + 1).min(last), (first + 2).min(last), (first + 3).min(last)];
+        let mut sums = [0.0; TILE_ROWS];
+        // SAFETY: the caller vouches for the instruction set.
+        if !unsafe { dot_4_rows::<S>(tile.weight, rows, x, &mut sums) } {
+            return false;
+        }
+        let n_rows = (tile.rows.end - first).min(TILE_ROWS);
+        let at = token * tile.y_stride + first - tile.first_row;
+        // SAFETY: tiles write disjoint elements of y (parts of a problem are, and problems own their y).
+        unsafe { tile.y.range(at..at + n_rows) }.copy_from_slice(&sums[..n_rows]);
+    }
+    true
 }
 
 /// A panel of expanded rows times all tokens of the tile.

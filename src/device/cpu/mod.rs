@@ -48,6 +48,7 @@ pub mod linear;
 pub mod math;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod row_dot;
 pub mod rows;
 pub mod simd;
 #[cfg(test)]
