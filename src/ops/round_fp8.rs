@@ -212,12 +212,14 @@ mod tests {
         use crate::tensor::format::{f8e4m3fn_to_f32, f32_to_f8e4m3fn};
         for step in 0..60_000u32 {
             // Every sixteenth-of-a-step neighbourhood of the grid, both signs, beyond both ends.
-            let x = f32::from_bits(0x3A80_0000 + step * 0x1_3333 % 0x0A00_0000) * if step % 2 == 0 { 1.0 } else { -1.0 };
+            let x =
+                f32::from_bits(0x3A80_0000 + step * 0x1_3333 % 0x0A00_0000) * if step % 2 == 0 { 1.0 } else { -1.0 };
             assert_eq!(encode_e4m3(x), f32_to_f8e4m3fn(x), "{x}");
             assert_eq!(round_e4m3(x), f8e4m3fn_to_f32(f32_to_f8e4m3fn(x)).abs(), "{x}");
         }
         for code in (0..=255u8).filter(|c| c & 0x7F != 0x7F) {
-            let (x, up) = (f8e4m3fn_to_f32(code), f8e4m3fn_to_f32(code & 0x80 | (code & 0x7F).saturating_add(1).min(0x7E)));
+            let (x, up) =
+                (f8e4m3fn_to_f32(code), f8e4m3fn_to_f32(code & 0x80 | (code & 0x7F).saturating_add(1).min(0x7E)));
             for tie in [x, (x + up) / 2.0] {
                 assert_eq!(encode_e4m3(tie), f32_to_f8e4m3fn(tie), "{tie}");
             }
