@@ -7,6 +7,7 @@
 
 use crate::ids::{BlockId, CheckpointId, LayerIdx, SlotIdx};
 pub use crate::model::row_format::{RowDims, RowFormat};
+use crate::model::shape::ModelShape;
 
 /// Tokens whose compressed rows share one KV block.
 pub const BLOCK_TOKENS: usize = 256;
@@ -129,6 +130,23 @@ pub const fn raw_dim(ratio: usize, row_dim: usize) -> usize {
     if is_overlapping(ratio) { 2 * row_dim } else { row_dim }
 }
 
+impl CacheShape {
+    /// The trunk's caches; the draft stages' come with drafting.
+    #[must_use]
+    pub fn new(shape: &ModelShape, format: RowFormat) -> Self {
+        Self {
+            ratios: shape.compress_ratios[..shape.num_hidden_layers].to_vec(),
+            dims: RowDims {
+                head_dim: shape.head_dim,
+                rope_dim: shape.qk_rope_head_dim,
+                index_head_dim: shape.index_head_dim,
+            },
+            window: shape.sliding_window,
+            format,
+        }
+    }
+}
+
 impl CacheLayout {
     /// Lays the caches out.
     #[must_use]
@@ -238,24 +256,17 @@ impl RingSpec {
 }
 
 impl<'a> Ring<'a> {
+    /// Columns of a row.
+    #[must_use]
+    pub const fn width(&self) -> usize {
+        self.width
+    }
+
     /// The row of `position`, `[width]`; it holds that position only while no later one has taken its place.
     #[must_use]
     pub fn row(&self, position: usize) -> &'a [f32] {
-        self.rows_from(position, 1)
-    }
-
-    /// How many rows starting with `position`'s lie one after the other, before the ring wraps.
-    #[must_use]
-    pub fn n_contiguous(&self, position: usize) -> usize {
-        let n_rows = self.rows.len() / self.width;
-        n_rows - position % n_rows
-    }
-
-    /// `n` rows starting with `position`'s, `[n, width]`; at most [`Ring::n_contiguous`].
-    #[must_use]
-    pub fn rows_from(&self, position: usize, n: usize) -> &'a [f32] {
         let start = position % (self.rows.len() / self.width) * self.width;
-        &self.rows[start..start + n * self.width]
+        &self.rows[start..start + self.width]
     }
 }
 
@@ -285,29 +296,49 @@ impl Cache {
         Some(Ring { rows: &self.slots[start..start + spec.n_rows * spec.width], width: spec.width })
     }
 
-    /// Puts consecutive rows that begin at `first_pos` into a ring, the last ones only when there are more than it holds.
-    pub fn write_ring(&mut self, slot: SlotIdx, layer: LayerIdx, kind: RingKind, first_pos: usize, rows: &[f32]) {
+    /// Puts consecutive rows that begin at `first_pos` into a ring, the last ones only when there are more than it holds. A row
+    /// is given in equal parts: `parts` are the arrays of first parts, of second parts and so on.
+    pub fn write_ring(
+        &mut self,
+        slot: SlotIdx,
+        layer: LayerIdx,
+        kind: RingKind,
+        first_pos: usize,
+        parts: &[&[f32]], // [n_parts][n, width / n_parts] f32
+    ) {
         let Some(spec) = self.layout.ring(layer, kind) else { return };
         let base = slot.index() * self.layout.slot_floats;
-        let n_rows = rows.len() / spec.width;
-        for i in n_rows.saturating_sub(spec.n_rows)..n_rows {
-            let at = base + spec.row_offset(first_pos + i);
-            self.slots[at..at + spec.width].copy_from_slice(&rows[i * spec.width..(i + 1) * spec.width]);
+        let part_width = spec.width / parts.len();
+        for (part_idx, part) in parts.iter().enumerate() {
+            let n_rows = part.len() / part_width;
+            for i in n_rows.saturating_sub(spec.n_rows)..n_rows {
+                let at = base + spec.row_offset(first_pos + i) + part_idx * part_width;
+                self.slots[at..at + part_width].copy_from_slice(&part[i * part_width..(i + 1) * part_width]);
+            }
         }
     }
 
-    /// The bytes of the compressed row of group `group` of the sequence whose block table is `blocks`.
-    #[must_use]
-    pub fn kv_row(&self, blocks: &[BlockId], layer: LayerIdx, group: usize) -> &[u8] {
+    /// Reads the compressed row of group `group` of the sequence whose block table is `blocks` into `row` `[head_dim]`.
+    pub fn read_kv_row(&self, blocks: &[BlockId], layer: LayerIdx, group: usize, row: &mut [f32]) {
         let range = self.row_range(blocks, layer, group, false);
-        &self.blocks[range]
+        self.layout.shape.format.decode_kv(self.layout.shape.dims, &self.blocks[range], row);
     }
 
-    /// As [`Cache::kv_row`], the indexer key of the group.
-    #[must_use]
-    pub fn index_row(&self, blocks: &[BlockId], layer: LayerIdx, group: usize) -> &[u8] {
+    /// As [`Cache::read_kv_row`], the indexer key of the group, `[index_head_dim]`.
+    pub fn read_index_row(&self, blocks: &[BlockId], layer: LayerIdx, group: usize, row: &mut [f32]) {
         let range = self.row_range(blocks, layer, group, true);
-        &self.blocks[range]
+        self.layout.shape.format.decode_index(self.layout.shape.dims, &self.blocks[range], row);
+    }
+
+    /// Copies the stored indexer keys of groups 0, 1 and on, as many as `out` has room for.
+    pub fn copy_index_rows(&self, blocks: &[BlockId], layer: LayerIdx, out: &mut [u8]) {
+        let shape = &self.layout.shape;
+        let rows = &self.layout.block_rows[layer.index()];
+        let bytes_of_block = BLOCK_TOKENS / rows.ratio * shape.format.index_row_bytes(shape.dims);
+        for (part, block) in out.chunks_mut(bytes_of_block).zip(blocks) {
+            let start = block.index() * self.layout.block_bytes + rows.index_offset_bytes;
+            part.copy_from_slice(&self.blocks[start..start + part.len()]);
+        }
     }
 
     /// Stores the compressed row `[head_dim]` of a group.
@@ -428,12 +459,10 @@ mod tests {
         let places = CachePlaces { n_blocks: 1, n_slots: 3, n_checkpoints: 1 };
         let mut cache = Cache::new(layout, places);
         let rows: Vec<f32> = (0..1000usize).flat_map(|p| vec![p as f32; 512]).collect();
-        cache.write_ring(SlotIdx(1), LayerIdx(2), RingKind::Window, 0, &rows);
+        cache.write_ring(SlotIdx(1), LayerIdx(2), RingKind::Window, 0, &[&rows]);
         let ring = cache.ring(SlotIdx(1), LayerIdx(2), RingKind::Window).unwrap();
         for p in 1000 - 128 - RING_SLACK..1000 {
             assert_eq!(ring.row(p), &vec![p as f32; 512][..]);
-            let n = ring.n_contiguous(p).min(1000 - p);
-            assert_eq!(ring.rows_from(p, n)[(n - 1) * 512], (p + n - 1) as f32);
         }
         assert!(cache.ring(SlotIdx(0), LayerIdx(0), RingKind::Raw).is_none());
         assert!(cache.ring(SlotIdx(0), LayerIdx(2), RingKind::RawIndex).is_none());
@@ -451,13 +480,15 @@ mod tests {
             cache.write_kv_row(&blocks, LayerIdx(2), group, &[1000.0 + group as f32; 512]);
         }
         cache.copy_block(BlockId(1), BlockId(0));
-        let first = |bytes: &[u8]| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let (mut row, mut key) = ([0.0; 512], [0.0; 128]);
         for blocks in [blocks, [BlockId(4), BlockId(0)]] {
             for group in 0..128 {
-                assert_eq!(first(cache.kv_row(&blocks, LayerIdx(1), group)), group as f32);
-                assert_eq!(first(cache.index_row(&blocks, LayerIdx(1), group)), -(group as f32));
+                cache.read_kv_row(&blocks, LayerIdx(1), group, &mut row);
+                cache.read_index_row(&blocks, LayerIdx(1), group, &mut key);
+                assert_eq!((row, key), ([group as f32; 512], [-(group as f32); 128]));
             }
-            assert_eq!(first(cache.kv_row(&blocks, LayerIdx(2), 3)), 1003.0);
+            cache.read_kv_row(&blocks, LayerIdx(2), 3, &mut row);
+            assert_eq!(row, [1003.0; 512]);
         }
     }
 }

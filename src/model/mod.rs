@@ -1,10 +1,18 @@
 //! DeepSeek-V4-Flash: shape, weights, caches and the forward pass over one ragged batch.
 
+mod attention;
 pub mod batch;
 pub mod bind;
 pub mod cache;
+mod compressor;
 pub mod cost;
+pub mod forward;
+mod hyper;
+mod indexer;
 pub mod inventory;
+mod moe;
+mod pool;
 pub mod row_format;
+pub mod runner;
 pub mod shape;
 pub mod weights;

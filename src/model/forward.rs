@@ -1,0 +1,300 @@
+//! The forward pass: one ragged batch through all layers, one line an operation.
+//!
+//! The logits of a row are a pure function of the tokens up to it. Nothing depends on how a sequence was cut into chunks, on the
+//! other rows of the batch, or on threads: every operation computes a row from that row's inputs alone, in a fixed order.
+
+use std::sync::Arc;
+
+use crate::device::cpu::Cpu;
+use crate::ids::{BlockId, LayerIdx, SlotIdx, TokenId};
+use crate::model::attention::{self, AttentionScratch};
+use crate::model::batch::Batch;
+use crate::model::cache::{Cache, RowFormat};
+use crate::model::hyper::{self, HyperScratch};
+use crate::model::moe::{self, MoeScratch};
+use crate::model::shape::{HC_MULT, ModelShape, ROPE_HEAD_DIM};
+use crate::model::weights::Weights;
+use crate::ops::embed::embed;
+use crate::ops::linear::{LinearParams, linear};
+use crate::ops::rms_norm::{RmsNormParams, rms_norm};
+use crate::ops::rope::{RopeParams, RopeTable, Rotation, YarnParams};
+use crate::ops::round_fp8::round_activations;
+
+/// Which roundings the arithmetic contains beyond the weights' own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rounding {
+    /// None.
+    Exact,
+    /// Cache rows are rounded as they are stored, the indexer's queries too.
+    Kvq,
+    /// The caches as in `Kvq`, and the inputs of FP8 and MXFP4 products to FP8, as the published reference implementation does.
+    Official,
+}
+
+/// A place in the forward pass whose values can be looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TracePoint {
+    /// Output of a layer's attention, `[T, D]`.
+    Attention(LayerIdx),
+    /// Output of a layer's experts, `[T, D]`.
+    Experts(LayerIdx),
+    /// The residual after a layer, `[T, HC, D]`.
+    Residual(LayerIdx),
+}
+
+/// Gets the values at every [`TracePoint`].
+pub type Trace<'a> = &'a mut (dyn FnMut(TracePoint, &[f32]) + Send);
+
+/// The trunk, ready to run.
+#[derive(Debug)]
+pub struct Forward {
+    weights: Arc<Weights>,
+    shape: ModelShape,
+    rounding: Rounding,
+    cpu: Cpu,
+    ropes: Ropes,
+    scratch: Scratch,
+    logits: Vec<f32>, // [n_logit_rows, V] f32
+    first_logit_row: Vec<usize>,
+}
+
+/// The two sets of rotary frequencies.
+#[derive(Debug)]
+struct Ropes {
+    window_only: RopeTable,
+    compressed: RopeTable,
+}
+
+#[derive(Debug, Default)]
+struct Scratch {
+    residual: Vec<f32>, // [T, HC, D] f32
+    normed: Vec<f32>,   // [T, D] f32
+    output: Vec<f32>,   // [T, D] f32
+    hyper: HyperScratch,
+    attention: AttentionScratch,
+    moe: MoeScratch,
+}
+
+/// What every sublayer of a step reads.
+pub(super) struct Step<'a> {
+    pub cpu: &'a Cpu,
+    pub shape: &'a ModelShape,
+    pub rounding: Rounding,
+    pub runs: Vec<StepRun<'a>>,
+    pub token_ids: &'a [TokenId], // [T]
+    /// Positions and rotations of all rows.
+    pub positions: Vec<usize>, // [T]
+    run_of: Vec<usize>,           // [T]
+    rotations_window_only: Vec<Rotation>, // [T]
+    rotations_compressed: Vec<Rotation>, // [T]
+    ropes: &'a Ropes,
+}
+
+/// One run: its rows are `first_row .. first_row + n_rows` of the step.
+#[derive(Clone, Copy)]
+pub(super) struct StepRun<'a> {
+    pub slot: SlotIdx,
+    pub first_pos: usize,
+    pub first_row: usize,
+    pub n_rows: usize,
+    pub blocks: &'a [BlockId],
+}
+
+impl Rounding {
+    /// How the caches store rows.
+    #[must_use]
+    pub const fn row_format(self) -> RowFormat {
+        match self {
+            Self::Exact => RowFormat::Exact,
+            Self::Kvq | Self::Official => RowFormat::Kvq,
+        }
+    }
+
+    /// Whether cache rows and indexer queries are rounded.
+    #[must_use]
+    pub const fn rounds_caches(self) -> bool {
+        !matches!(self, Self::Exact)
+    }
+
+    /// Whether the inputs of FP8 and MXFP4 products are rounded.
+    #[must_use]
+    pub const fn rounds_activations(self) -> bool {
+        matches!(self, Self::Official)
+    }
+}
+
+impl Forward {
+    /// The trunk of `weights`, which the binder has checked against `shape`.
+    #[must_use]
+    pub fn new(weights: Arc<Weights>, shape: ModelShape, rounding: Rounding, cpu: Cpu) -> Self {
+        let ropes = Ropes::new(&shape);
+        let (scratch, logits, first_logit_row) = (Scratch::default(), Vec::new(), Vec::new());
+        Self { weights, shape, rounding, cpu, ropes, scratch, logits, first_logit_row }
+    }
+
+    /// Runs a batch: the caches take its rows, and [`Forward::logits`] has the logits of every row that wants them.
+    /// `token_ids` are the ids of all rows in order, each below `vocab_size`.
+    pub fn run(&mut self, batch: &Batch, token_ids: &[TokenId], cache: &mut Cache) {
+        self.run_traced(batch, token_ids, cache, None);
+    }
+
+    /// As [`Forward::run`], showing what happens inside.
+    pub fn run_traced(&mut self, batch: &Batch, token_ids: &[TokenId], cache: &mut Cache, trace: Option<Trace<'_>>) {
+        let Self { weights, shape, rounding, cpu, ropes, scratch, logits, first_logit_row } = self;
+        let step = Step::new(cpu, shape, *rounding, batch, token_ids, ropes);
+        cpu.install(|| {
+            trunk(&step, weights, cache, scratch, trace);
+            head(&step, batch, weights, scratch, logits, first_logit_row);
+        });
+    }
+
+    /// The logits `[V]` of a row of the last batch that asked for them. `row` counts from the start of the run.
+    #[must_use]
+    pub fn logits(&self, run_idx: usize, row: usize) -> &[f32] {
+        let vocab_size = self.shape.vocab_size;
+        // `first_logit_row` is where row 0 of the run would lie, so that rows before the wanted ones wrap below zero.
+        let at = self.first_logit_row[run_idx].wrapping_add(row) * vocab_size;
+        &self.logits[at..at + vocab_size]
+    }
+}
+
+impl Ropes {
+    fn new(shape: &ModelShape) -> Self {
+        let scaling = &shape.rope_scaling;
+        let yarn = YarnParams {
+            factor: scaling.factor as f32,
+            beta_fast: scaling.beta_fast as f32,
+            beta_slow: scaling.beta_slow as f32,
+            original_max_position_embeddings: scaling.original_max_position_embeddings,
+        };
+        let table = |theta: f64, yarn| RopeTable::new(&RopeParams { n_dims: ROPE_HEAD_DIM, theta: theta as f32, yarn });
+        Self { window_only: table(shape.rope_theta, None), compressed: table(shape.compress_rope_theta, Some(yarn)) }
+    }
+}
+
+impl<'a> Step<'a> {
+    fn new(
+        cpu: &'a Cpu,
+        shape: &'a ModelShape,
+        rounding: Rounding,
+        batch: &'a Batch,
+        token_ids: &'a [TokenId],
+        ropes: &'a Ropes,
+    ) -> Self {
+        let (mut runs, mut positions, mut run_of) = (Vec::new(), Vec::new(), Vec::new());
+        for (run_idx, run) in batch.runs.iter().enumerate() {
+            run_of.resize(positions.len() + run.n_rows, run_idx);
+            let first_row = positions.len();
+            positions.extend(run.first_pos..run.first_pos + run.n_rows);
+            let blocks = &batch.block_ids[run.blocks.clone()];
+            runs.push(StepRun { slot: run.slot, first_pos: run.first_pos, first_row, n_rows: run.n_rows, blocks });
+        }
+        assert!(positions.len() == token_ids.len(), "{} rows, {} ids", positions.len(), token_ids.len());
+        let rotations_window_only = positions.iter().map(|&p| ropes.window_only.rotation(p)).collect();
+        let rotations_compressed = positions.iter().map(|&p| ropes.compressed.rotation(p)).collect();
+        Self {
+            cpu,
+            shape,
+            rounding,
+            runs,
+            token_ids,
+            positions,
+            run_of,
+            rotations_window_only,
+            rotations_compressed,
+            ropes,
+        }
+    }
+
+    /// Rows of the step (T).
+    pub fn n_rows(&self) -> usize {
+        self.positions.len()
+    }
+
+    /// The run of a row.
+    pub fn run_of(&self, t: usize) -> &StepRun<'a> {
+        &self.runs[self.run_of[t]]
+    }
+
+    /// Every row's rotation in a layer of this compression ratio.
+    pub fn rotations(&self, ratio: usize) -> &[Rotation] {
+        if ratio == 0 { &self.rotations_window_only } else { &self.rotations_compressed }
+    }
+
+    /// The rotation of a compressed row that begins at `position`.
+    pub fn compressed_rotation(&self, position: usize) -> Rotation {
+        self.ropes.compressed.rotation(position)
+    }
+
+    /// The input of an FP8 or MXFP4 product: `x` itself, or a rounded copy where the mode asks for one.
+    pub fn product_input<'b>(&self, x: &'b [f32], n_cols: usize, rounded: &'b mut Vec<f32>) -> &'b [f32] {
+        if !self.rounding.rounds_activations() {
+            return x;
+        }
+        let rounded = fit(rounded, x.len());
+        rounded.copy_from_slice(x);
+        self.cpu.par_chunks(rounded, n_cols, 8, |_, row| round_activations(row, n_cols));
+        rounded
+    }
+}
+
+/// The first `n` elements of a scratch buffer, which grows and never shrinks; they hold anything.
+pub(super) fn fit<T: Copy + Default>(buffer: &mut Vec<T>, n: usize) -> &mut [T] {
+    if buffer.len() < n {
+        buffer.resize(n, T::default());
+    }
+    &mut buffer[..n]
+}
+
+fn trunk(step: &Step<'_>, weights: &Weights, cache: &mut Cache, scratch: &mut Scratch, mut trace: Option<Trace<'_>>) {
+    let (n_rows, n_cols) = (step.n_rows(), step.shape.hidden_size);
+    let Scratch { residual, normed, output, hyper, attention, moe } = scratch;
+    let residual = fit(residual, n_rows * HC_MULT * n_cols);
+    let (normed, output) = (fit(normed, n_rows * n_cols), fit(output, n_rows * n_cols));
+    let mut look = |point: TracePoint, values: &[f32]| {
+        if let Some(trace) = &mut trace {
+            trace(point, values);
+        }
+    };
+    embed(step.cpu, &weights.embed, step.token_ids, normed);
+    hyper::expand(normed, n_cols, residual);
+    for (layer, w) in (0..).map(LayerIdx).zip(&weights.layers) {
+        hyper::enter(step, &w.hc_attn, &w.attn_norm, residual, hyper, normed);
+        attention::run(step, layer, &w.attn, normed, cache, attention, output);
+        look(TracePoint::Attention(layer), output);
+        hyper::leave(step, output, hyper, residual);
+        hyper::enter(step, &w.hc_ffn, &w.ffn_norm, residual, hyper, normed);
+        moe::run(step, &w.ffn, normed, moe, output);
+        look(TracePoint::Experts(layer), output);
+        hyper::leave(step, output, hyper, residual);
+        look(TracePoint::Residual(layer), residual);
+    }
+}
+
+/// Logits of the wanted rows.
+fn head(
+    step: &Step<'_>,
+    batch: &Batch,
+    weights: &Weights,
+    scratch: &mut Scratch,
+    logits: &mut Vec<f32>,
+    first_logit_row: &mut Vec<usize>,
+) {
+    let (n_cols, n_copies) = (step.shape.hidden_size, HC_MULT * step.shape.hidden_size);
+    first_logit_row.clear();
+    let mut n_wanted = 0usize;
+    // Wanted rows move to the front of the residual, which is not needed any more.
+    for (run, step_run) in batch.runs.iter().zip(&step.runs) {
+        first_logit_row.push(n_wanted.wrapping_sub(run.logit_rows.start));
+        for row in run.logit_rows.clone() {
+            let from = (step_run.first_row + row) * n_copies;
+            scratch.residual.copy_within(from..from + n_copies, n_wanted * n_copies);
+            n_wanted += 1;
+        }
+    }
+    let row = &mut scratch.normed[..n_wanted * n_cols];
+    hyper::finish(step, &weights.hc_head, &scratch.residual[..n_wanted * n_copies], &mut scratch.hyper, row);
+    rms_norm(step.cpu, RmsNormParams { x: row, n_cols, weight: Some(&weights.norm), eps: step.shape.rms_norm_eps });
+    let logits = fit(logits, n_wanted * step.shape.vocab_size);
+    linear(step.cpu, LinearParams::dense(row, &weights.head, n_wanted, logits));
+}

@@ -1,0 +1,78 @@
+//! Hyper-connections around a sublayer: into one normed row, out again into all copies of the residual.
+
+use crate::model::forward::{Step, fit};
+use crate::model::weights::HyperWeights;
+use crate::ops::hyper_head::{self, HyperHeadParams};
+use crate::ops::hyper_mix::{self, HC, HyperMixParams, MIXES};
+use crate::ops::hyper_post::{self, HyperPostParams};
+use crate::ops::linear::{LinearParams, linear};
+use crate::ops::rms_norm::{RmsNormParams, rms_norm};
+
+/// What `enter` leaves for `leave`.
+#[derive(Debug, Default)]
+pub(super) struct HyperScratch {
+    weights: Vec<f32>, // [T, MIXES] f32
+}
+
+/// Every copy of the residual starts as the embedding.
+pub(super) fn expand(embedded: &[f32], n_cols: usize, residual: &mut [f32]) {
+    for (row, copies) in embedded.chunks_exact(n_cols).zip(residual.chunks_exact_mut(HC * n_cols)) {
+        copies.chunks_exact_mut(n_cols).for_each(|copy| copy.copy_from_slice(row));
+    }
+}
+
+/// The sublayer's input: the mixed and normed row.
+pub(super) fn enter(
+    step: &Step<'_>,
+    w: &HyperWeights,
+    norm: &[f32],     // [D] f32
+    residual: &[f32], // [T, HC, D] f32
+    scratch: &mut HyperScratch,
+    normed: &mut [f32], // [T, D] f32
+) {
+    let (shape, n_rows) = (step.shape, step.n_rows());
+    let mixes = fit(&mut scratch.weights, n_rows * MIXES);
+    linear(step.cpu, LinearParams::dense(residual, &w.mix, n_rows, mixes));
+    let params = HyperMixParams {
+        n_cols: shape.hidden_size,
+        residual,
+        base: &w.base,
+        scale: &w.scale,
+        norm_eps: shape.rms_norm_eps,
+        hc_eps: shape.hc_eps,
+        n_iters: shape.hc_sinkhorn_iters,
+    };
+    hyper_mix::run(step.cpu, &params, mixes, normed);
+    let params = RmsNormParams { x: normed, n_cols: shape.hidden_size, weight: Some(norm), eps: shape.rms_norm_eps };
+    rms_norm(step.cpu, params);
+}
+
+/// The new residual from the sublayer's output and the old one.
+pub(super) fn leave(step: &Step<'_>, output: &[f32], scratch: &HyperScratch, residual: &mut [f32]) {
+    let params = HyperPostParams { n_cols: step.shape.hidden_size, output, weights: &scratch.weights };
+    hyper_post::run(step.cpu, &params, residual);
+}
+
+/// One row from the copies of every wanted row.
+pub(super) fn finish(
+    step: &Step<'_>,
+    w: &HyperWeights,
+    residual: &[f32], // [n, HC, D] f32
+    scratch: &mut HyperScratch,
+    row: &mut [f32], // [n, D] f32
+) {
+    let n_cols = step.shape.hidden_size;
+    let n_rows = row.len() / n_cols;
+    let mixes = fit(&mut scratch.weights, n_rows * HC);
+    linear(step.cpu, LinearParams::dense(residual, &w.mix, n_rows, mixes));
+    let params = HyperHeadParams {
+        n_cols,
+        residual,
+        mixes,
+        base: &w.base,
+        scale: w.scale[0],
+        norm_eps: step.shape.rms_norm_eps,
+        hc_eps: step.shape.hc_eps,
+    };
+    hyper_head::run(&params, row);
+}

@@ -1,0 +1,244 @@
+//! Hyper-connection, way in: the residual's copies become one row, and the weights of the way out are made.
+//!
+//! With x the flattened copies of a token and m = (fn · x) * rsqrt(mean(x²) + norm_eps):
+//! pre = sigmoid(m[0..HC] * scale[0] + base) + hc_eps; post = 2 sigmoid(m[HC..2HC] * scale[1] + base); comb is the softmax of each
+//! row of m[2HC..] * scale[2] + base, plus hc_eps, whose columns are then divided by (their sum + hc_eps), and after that
+//! n_iters - 1 times its rows and its columns. The mixed row is the sum of pre[c] times copy c.
+
+use crate::device::cpu::Cpu;
+
+/// Copies of the residual.
+pub const HC: usize = 4;
+/// Values that `fn` gives a token: HC for pre, HC for post, HC x HC for comb.
+pub const MIXES: usize = 2 * HC + HC * HC;
+
+/// The weights, constants and inputs of one hyper-connection.
+#[derive(Clone, Copy, Debug)]
+pub struct HyperMixParams<'a> {
+    /// Columns of one copy (D).
+    pub n_cols: usize,
+    /// The copies.
+    pub residual: &'a [f32], // [T, HC, D] f32
+    /// Added to the scaled mixes.
+    pub base: &'a [f32], // [MIXES] f32
+    /// Factors of pre, post and comb.
+    pub scale: &'a [f32], // [3] f32
+    /// Epsilon of the norm.
+    pub norm_eps: f32,
+    /// Epsilon of the hyper-connection.
+    pub hc_eps: f32,
+    /// Normalisations of comb, at least 1.
+    pub n_iters: usize,
+}
+
+/// The contract in scalar code with f64 sums.
+pub fn reference(
+    p: &HyperMixParams<'_>,
+    mixes: &mut [f32], // [T, MIXES] f32, replaced by pre, post, comb
+    row: &mut [f32],   // [T, D] f32
+) {
+    let eps = f64::from(p.hc_eps);
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    for (t, x) in p.residual.chunks(HC * p.n_cols).enumerate() {
+        let mean = x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / x.len() as f64;
+        let inverse = 1.0 / (mean + f64::from(p.norm_eps)).sqrt();
+        let m: Vec<f64> = (0..MIXES)
+            .map(|i| {
+                let part = if i < 2 * HC { i / HC } else { 2 };
+                f64::from(mixes[t * MIXES + i]) * inverse * f64::from(p.scale[part]) + f64::from(p.base[i])
+            })
+            .collect();
+        let mut comb = [[0f64; HC]; HC];
+        for i in 0..HC {
+            let row = &m[2 * HC + HC * i..][..HC];
+            let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = row.iter().map(|v| (v - max).exp()).sum();
+            for j in 0..HC {
+                comb[i][j] = (row[j] - max).exp() / sum + eps;
+            }
+        }
+        for step in 0..2 * p.n_iters - 1 {
+            let by_row = step % 2 == 1;
+            for a in 0..HC {
+                let at = |b: usize| if by_row { (a, b) } else { (b, a) };
+                let sum: f64 = (0..HC).map(|b| comb[at(b).0][at(b).1]).sum();
+                (0..HC).for_each(|b| comb[at(b).0][at(b).1] /= sum + eps);
+            }
+        }
+        let weights = &mut mixes[t * MIXES..][..MIXES];
+        for c in 0..HC {
+            weights[c] = (sigmoid(m[c]) + eps) as f32;
+            weights[HC + c] = (2.0 * sigmoid(m[HC + c])) as f32;
+            for j in 0..HC {
+                weights[2 * HC + HC * c + j] = comb[c][j] as f32;
+            }
+        }
+        for i in 0..p.n_cols {
+            let sum: f64 = (0..HC).map(|c| f64::from(weights[c]) * f64::from(x[c * p.n_cols + i])).sum();
+            row[t * p.n_cols + i] = sum as f32;
+        }
+    }
+}
+
+/// The CPU path.
+pub fn run(
+    cpu: &Cpu,
+    p: &HyperMixParams<'_>,
+    mixes: &mut [f32], // [T, MIXES] f32, replaced by pre, post, comb
+    row: &mut [f32],   // [T, D] f32
+) {
+    let n = HC * p.n_cols;
+    cpu.par_chunks(mixes, MIXES, TOKEN_TILE, |t, mixes| make_weights(p, &p.residual[t * n..][..n], mixes));
+    let mixes = &*mixes;
+    cpu.par_chunks(row, p.n_cols, TOKEN_TILE, |t, row| {
+        let pre: [f32; HC] = std::array::from_fn(|c| mixes[t * MIXES + c]);
+        weigh_copies(&p.residual[t * n..][..n], &pre, row);
+    });
+}
+
+/// Tokens a thread takes at a time.
+pub(crate) const TOKEN_TILE: usize = 8;
+
+/// One token: its copies `x` `[HC, D]`, and its mixes, which become its weights.
+fn make_weights(p: &HyperMixParams<'_>, x: &[f32], mixes: &mut [f32]) {
+    let inverse = inverse_rms(x, p.norm_eps);
+    for (i, (m, base)) in mixes.iter_mut().zip(p.base).enumerate() {
+        let part = if i < 2 * HC { i / HC } else { 2 };
+        *m = *m * inverse * p.scale[part] + base;
+    }
+    let (pre, rest) = mixes.split_at_mut(HC);
+    let (post, comb) = rest.split_at_mut(HC);
+    pre.iter_mut().for_each(|m| *m = sigmoid(*m) + p.hc_eps);
+    post.iter_mut().for_each(|m| *m = 2.0 * sigmoid(*m));
+    make_doubly_stochastic(comb, p.hc_eps, p.n_iters);
+}
+
+/// 1 / sqrt(mean(x²) + eps), summed over 16 lanes in a fixed order.
+pub(crate) fn inverse_rms(x: &[f32], eps: f32) -> f32 {
+    let mut lanes = [0f32; 16];
+    let chunks = x.chunks_exact(16);
+    for (lane, value) in lanes.iter_mut().zip(chunks.remainder()) {
+        *lane += value * value;
+    }
+    for chunk in chunks {
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane += value * value;
+        }
+    }
+    let mut half = 8;
+    while half > 0 {
+        for l in 0..half {
+            lanes[l] += lanes[l + half];
+        }
+        half /= 2;
+    }
+    1.0 / (lanes[0] / x.len() as f32 + eps).sqrt()
+}
+
+/// The sum of weight[c] times copy c, in the order of c.
+pub(crate) fn weigh_copies(x: &[f32], weight: &[f32; HC], out: &mut [f32]) {
+    let n = out.len();
+    let (x0, rest) = x.split_at(n);
+    let (x1, rest) = rest.split_at(n);
+    let (x2, x3) = rest.split_at(n);
+    for ((((out, x0), x1), x2), x3) in out.iter_mut().zip(x0).zip(x1).zip(x2).zip(x3) {
+        *out = weight[0] * x0 + weight[1] * x1 + weight[2] * x2 + weight[3] * x3;
+    }
+}
+
+pub(crate) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn make_doubly_stochastic(values: &mut [f32], eps: f32, n_iters: usize) {
+    let mut comb = [[0f32; HC]; HC];
+    for (row, m) in comb.iter_mut().zip(values.chunks_exact(HC)) {
+        let max = m.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let exps: [f32; HC] = std::array::from_fn(|j| (m[j] - max).exp());
+        let sum = (exps[0] + exps[1]) + (exps[2] + exps[3]);
+        *row = exps.map(|e| e / sum + eps);
+    }
+    divide_columns(&mut comb, eps);
+    for _ in 1..n_iters {
+        for row in &mut comb {
+            let sum = (row[0] + row[1]) + (row[2] + row[3]) + eps;
+            *row = row.map(|v| v / sum);
+        }
+        divide_columns(&mut comb, eps);
+    }
+    for (row, values) in comb.iter().zip(values.chunks_exact_mut(HC)) {
+        values.copy_from_slice(row);
+    }
+}
+
+fn divide_columns(comb: &mut [[f32; HC]; HC], eps: f32) {
+    let sums: [f32; HC] = std::array::from_fn(|j| (comb[0][j] + comb[1][j]) + (comb[2][j] + comb[3][j]) + eps);
+    for row in comb {
+        *row = std::array::from_fn(|j| row[j] / sums[j]);
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::device::cpu::SimdLevel;
+
+    /// Numbers without pattern in [-1, 1).
+    pub(crate) fn noise(seed: u32, n: usize) -> Vec<f32> {
+        let step = |i: usize| {
+            let x = (i as u32 + 1).wrapping_mul(0x9E37_79B9) ^ seed.wrapping_mul(0x85EB_CA6B);
+            let x = (x ^ (x >> 15)).wrapping_mul(0x2C1B_3C6D);
+            (x ^ (x >> 12)) as f32 / (1u64 << 31) as f32 - 1.0
+        };
+        (0..n).map(step).collect()
+    }
+
+    type Op<'a> = &'a dyn Fn(&HyperMixParams<'_>, &mut [f32], &mut [f32]);
+
+    fn apply(n_tokens: usize, n_cols: usize, op: Op<'_>) -> [Vec<f32>; 2] {
+        let residual = noise(1, n_tokens * HC * n_cols);
+        let mut mixes: Vec<f32> = noise(2, n_tokens * MIXES).iter().map(|m| m * 4.0).collect();
+        let (base, scale) = (noise(3, MIXES), [0.6, 0.7, 0.5]);
+        let p = HyperMixParams {
+            n_cols,
+            residual: &residual,
+            base: &base,
+            scale: &scale,
+            norm_eps: 1e-6,
+            hc_eps: 1e-6,
+            n_iters: 20,
+        };
+        let mut row = vec![f32::NAN; n_tokens * n_cols];
+        op(&p, &mut mixes, &mut row);
+        [mixes, row]
+    }
+
+    #[test]
+    fn the_cpu_path_agrees_with_the_reference() {
+        for (n_tokens, n_cols) in [(0, 128), (1, 128), (3, 256), (17, 384), (9, 40)] {
+            let want = apply(n_tokens, n_cols, &reference);
+            for n_threads in [1, 2] {
+                let cpu = Cpu::with_level(SimdLevel::Portable, n_threads).unwrap();
+                let got = apply(n_tokens, n_cols, &|p, mixes, row| run(&cpu, p, mixes, row));
+                for (got, want) in got.iter().flatten().zip(want.iter().flatten()) {
+                    // 40 normalisations of one rounding each; values are at most about 5.
+                    assert!((got - want).abs() < 2e-5, "{got} {want}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn comb_is_nearly_doubly_stochastic_and_not_symmetric() {
+        let [weights, _] = apply(3, 64, &reference);
+        for weights in weights.chunks(MIXES) {
+            let comb = &weights[2 * HC..];
+            for i in 0..HC {
+                let row: f32 = comb[i * HC..][..HC].iter().sum();
+                let column: f32 = (0..HC).map(|j| comb[j * HC + i]).sum();
+                assert!((row - 1.0).abs() < 1e-3 && (column - 1.0).abs() < 1e-4, "{row} {column}");
+            }
+            assert!((comb[1] - comb[HC]).abs() > 1e-3);
+        }
+    }
+}
