@@ -46,13 +46,13 @@ fn json_error(path: &str, error: &serde_json::Error) -> ApiError {
     if !error.is_data() {
         return ApiError::new(ErrorKind::Invalid, format!("the body is not valid JSON: {text}"));
     }
-    if path != "." {
-        return ApiError::invalid(path, text);
-    }
-    // A missing field has no path; serde names it between back-ticks.
-    match text.strip_prefix("missing field `").and_then(|rest| rest.split_once('`')) {
-        Some((field, _)) => ApiError::invalid(field, "is required"),
-        None => ApiError::new(ErrorKind::Invalid, text),
+    // serde gives a missing field the path of its parent, and its name between back-ticks.
+    let missing = text.strip_prefix("missing field `").and_then(|rest| rest.split_once('`'));
+    match (path, missing) {
+        (".", Some((field, _))) => ApiError::invalid(field, "is required"),
+        (_, Some((field, _))) => ApiError::invalid(format!("{path}.{field}"), "is required"),
+        (".", None) => ApiError::new(ErrorKind::Invalid, text),
+        (_, None) => ApiError::invalid(path, text),
     }
 }
 

@@ -117,6 +117,9 @@ impl Generation {
             outcome: "cancelled",
             _in_flight: in_flight,
         };
+        if state.config().log_requests {
+            record.log_prompts(state.tokenizer(), &requests);
+        }
         let limits = state.engine().limits();
         let valid = requests.into_iter().map(|request| ValidRequest::new(request, limits));
         let valid = valid.collect::<Result<Vec<_>, _>>()?;
@@ -259,7 +262,8 @@ impl Run {
     }
 }
 
-/// One line in the log when the request is over, however it ends. Never a word of its text.
+/// One line in the log when the request is over, however it ends. Never a word of its text; `log_requests` adds a line
+/// with the prompt when the request starts.
 #[derive(Debug)]
 struct Record {
     info: RequestInfo,
@@ -272,6 +276,14 @@ struct Record {
 }
 
 impl Record {
+    fn log_prompts(&self, tokenizer: &Tokenizer, requests: &[GenerateRequest]) {
+        for request in requests {
+            let bytes = request.prompt.iter().flat_map(|token| tokenizer.token_bytes(*token).unwrap_or_default());
+            let prompt = String::from_utf8_lossy(&bytes.copied().collect::<Vec<u8>>()).into_owned();
+            tracing::info!(request_id = %self.info.id, %prompt, "prompt");
+        }
+    }
+
     fn add(&mut self, stats: &RequestStats) {
         self.stats.queue_us = self.stats.queue_us.max(stats.queue_us);
         self.stats.prefill_us = self.stats.prefill_us.max(stats.prefill_us);
