@@ -103,7 +103,7 @@ async fn usage_is_true() {
     let mut scripted = script(REASONED);
     scripted.n_cached = 5;
     let n_tokens = scripted.tokens.len() + 1;
-    let n_reasoning = scripted.tokens.iter().position(|id| text_of(&[*id]) == "</think>").unwrap() + 1;
+    let n_reasoning = scripted.tokens.iter().position(|id| Some(*id) == tokenizer().control("</think>")).unwrap() + 1;
     let server = Server::new(scripted);
     let usage = server.chat(json!({"thinking": {"type": "enabled"}, "n": 2})).await.ok()["usage"].clone();
     let n_prompt = server.seen().last().prompt.len();
