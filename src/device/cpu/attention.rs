@@ -32,16 +32,18 @@ unsafe fn scores_kernel<S: Simd>(q: &[f32], rows: &[&[f32]], scale: f32, scores:
     let n_heads = q.len() / d;
     for (group, four) in rows.chunks(TILE_ROWS).enumerate() {
         let w: [&[f32]; TILE_ROWS] = std::array::from_fn(|r| &four[r.min(four.len() - 1)][..d]);
-        for head in (0..n_heads).step_by(S::TILE_TOKENS) {
-            let n = (n_heads - head).min(S::TILE_TOKENS);
+        let mut head = 0;
+        while head < n_heads {
+            let n = linear::tile_tokens::<S>(n_heads - head);
             let mut sums = [[0.0; TILE_ROWS]; MAX_TILE_TOKENS];
             // SAFETY: q holds n heads of d elements from `head`; the caller vouches for the instruction set.
-            unsafe { linear::dot_tile_n::<S>(n, w, &q[head * d..(head + n) * d], d, &mut sums) };
+            unsafe { S::dot_tile_n(n, w, &q[head * d..(head + n) * d], d, &mut sums) };
             for (h, sums) in sums[..n].iter().enumerate() {
                 for (r, sum) in sums[..four.len()].iter().enumerate() {
                     scores[(head + h) * rows.len() + group * TILE_ROWS + r] = sum * scale;
                 }
             }
+            head += n;
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::avx2::{e2m1_half_bytes, fold_last};
-use super::simd::Simd;
+use super::simd::{Simd, TILE_ROWS, TileSums};
 
 /// One of these registers holds the 16 virtual lanes.
 pub struct Avx512;
@@ -109,6 +109,11 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn dot_tile_n(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut TileSums) {
+        // SAFETY: see above; passed on unchanged.
+        unsafe { tile_n(n, w, x, x_stride, sums) }
+    }
+    #[inline(always)]
     unsafe fn fold4(lanes: *const f32, stride: usize, to: *mut f32) {
         // SAFETY: see above; sixteen floats are read at each of four rows, four are written.
         unsafe {
@@ -119,6 +124,14 @@ impl Simd for Avx512 {
             _mm_storeu_ps(to, fold_last(a, b, c, d));
         }
     }
+}
+
+/// One function for all uses of the dot tile.
+#[target_feature(enable = "avx512f,avx2,fma,f16c")]
+#[inline(never)]
+unsafe fn tile_n(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut TileSums) {
+    // SAFETY: passed on unchanged.
+    unsafe { super::linear::dot_tile_n::<Avx512>(n, w, x, x_stride, sums) }
 }
 
 /// Sixteen half floats given by their high bytes.

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::linear::dot_tile_n;
+use super::linear::tile_tokens;
 use super::simd::{LANES, MAX_TILE_TOKENS, Simd, TILE_ROWS};
 use super::{Cpu, Shared};
 
@@ -80,18 +80,20 @@ unsafe fn score_row_kernel<S: Simd>(row: &Row, scores: &mut [f32]) {
         let n = keys.len() / d;
         let w: [&[f32]; TILE_ROWS] = std::array::from_fn(|r| &keys[r.min(n - 1) * d..][..d]);
         let mut totals = [0.0f32; TILE_ROWS];
-        for head in (0..n_heads).step_by(S::TILE_TOKENS) {
-            let n_tile = (n_heads - head).min(S::TILE_TOKENS);
+        let mut head = 0;
+        while head < n_heads {
+            let n_tile = tile_tokens::<S>(n_heads - head);
             let mut sums = [[0.0; TILE_ROWS]; MAX_TILE_TOKENS];
             // SAFETY: iq holds n_tile heads of d elements from `head`, every key d; the caller vouches for the
             // instruction set.
-            unsafe { dot_tile_n::<S>(n_tile, w, &row.iq[head * d..(head + n_tile) * d], d, &mut sums) };
+            unsafe { S::dot_tile_n(n_tile, w, &row.iq[head * d..(head + n_tile) * d], d, &mut sums) };
             for (weight, sums) in row.weights[head..head + n_tile].iter().zip(&sums) {
                 for (total, dot) in totals.iter_mut().zip(sums) {
                     let positive = if *dot < 0.0 { 0.0 } else { *dot };
                     *total = weight.mul_add(positive, *total);
                 }
             }
+            head += n_tile;
         }
         scores.copy_from_slice(&totals[..n]);
     }

@@ -2,11 +2,12 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::expand::expand_row_kernel;
 use super::row_dot::dot_4_rows;
-use super::simd::{LANES, MAX_TILE_TOKENS, Simd, TILE_ROWS};
+use super::simd::{LANES, MAX_TILE_TOKENS, Simd, TILE_ROWS, TileSums};
 use super::{Cpu, Shared};
 use crate::tensor::matrix::Matrix;
 
@@ -205,12 +206,12 @@ unsafe fn panel_times_tokens<S: Simd>(panel: &[f32], k_padded: usize, rows: Rang
             let column = rows.start + first - tile.first_row;
             let mut token = block;
             while token < block_end {
-                let n = (block_end - token).min(S::TILE_TOKENS);
+                let n = tile_tokens::<S>(block_end - token);
                 let x = &tile.x[token * tile.x_stride..(token + n - 1) * tile.x_stride + k_padded];
                 let mut sums = [[0.0; TILE_ROWS]; MAX_TILE_TOKENS];
                 // SAFETY: every x row of the tile has k_padded elements inside `x`; the caller vouches for the
                 // instruction set.
-                unsafe { dot_tile_n::<S>(n, w, x, tile.x_stride, &mut sums) };
+                unsafe { S::dot_tile_n(n, w, x, tile.x_stride, &mut sums) };
                 for (t, sums) in sums[..n].iter().enumerate() {
                     let at = (token + t) * tile.y_stride + column;
                     // SAFETY: tiles write disjoint elements of y (parts of a problem are, and problems own their y).
@@ -220,6 +221,12 @@ unsafe fn panel_times_tokens<S: Simd>(panel: &[f32], k_padded: usize, rows: Rang
             }
         }
     }
+}
+
+/// How many of `left` tokens the next tile takes: tiles of one call are about equal, since a small one leaves units idle.
+#[inline(always)]
+pub(crate) fn tile_tokens<S: Simd>(left: usize) -> usize {
+    left.div_ceil(left.div_ceil(S::TILE_TOKENS).max(1))
 }
 
 /// Four weight rows times n tokens: `sums[t][r]`.
@@ -233,14 +240,17 @@ pub(crate) unsafe fn dot_tile_n<S: Simd>(
     w: [&[f32]; TILE_ROWS],
     x: &[f32],
     x_stride: usize,
-    sums: &mut [[f32; TILE_ROWS]; MAX_TILE_TOKENS],
+    sums: &mut TileSums,
 ) {
     // SAFETY: passed on unchanged.
     unsafe {
         match n {
             1 => dot_tile::<S, 1>(w, x, x_stride, sums),
             2 => dot_tile::<S, 2>(w, x, x_stride, sums),
+            // The comparison is of constants: a level has only the sizes that fit its registers.
+            _ if S::TILE_TOKENS == 2 => dot_tile::<S, 2>(w, x, x_stride, sums),
             3 => dot_tile::<S, 3>(w, x, x_stride, sums),
+            _ if S::TILE_TOKENS == 3 => dot_tile::<S, 3>(w, x, x_stride, sums),
             4 => dot_tile::<S, 4>(w, x, x_stride, sums),
             5 => dot_tile::<S, 5>(w, x, x_stride, sums),
             _ => dot_tile::<S, 6>(w, x, x_stride, sums),
@@ -257,7 +267,7 @@ unsafe fn dot_tile<S: Simd, const T: usize>(
     w: [&[f32]; TILE_ROWS],
     x: &[f32],
     x_stride: usize,
-    sums: &mut [[f32; TILE_ROWS]; MAX_TILE_TOKENS],
+    sums: &mut TileSums,
 ) {
     let k = w[0].len();
     let w = [w[0].as_ptr(), w[1].as_ptr(), w[2].as_ptr(), w[3].as_ptr()];
@@ -265,27 +275,33 @@ unsafe fn dot_tile<S: Simd, const T: usize>(
     for t in 1..T {
         x[t] = x[t - 1].wrapping_add(x_stride);
     }
-    let mut lanes = [[[0.0f32; LANES]; TILE_ROWS]; T];
-    // SAFETY: offsets stay below k in every row by the caller's promise; k and the part are multiples of WIDTH.
+    let mut lanes = [[[MaybeUninit::<f32>::uninit(); LANES]; TILE_ROWS]; T];
+    // SAFETY: offsets stay below k in every row by the caller's promise; k and the part are multiples of WIDTH; every lane is
+    // written before the fold reads it.
     unsafe {
         for part in (0..LANES).step_by(S::WIDTH) {
             let mut acc = [[S::splat(0.0); TILE_ROWS]; T];
             for i in (part..k).step_by(LANES) {
-                let mut w_i = [S::splat(0.0); TILE_ROWS];
-                for r in 0..TILE_ROWS {
-                    w_i[r] = S::load(w[r].add(i));
-                }
+                // T registers of x and one of w: with 12 accumulators that is all 16 of AVX2.
+                let mut x_i = [S::splat(0.0); T];
                 for t in 0..T {
-                    let x_i = S::load(x[t].add(i));
-                    for r in 0..TILE_ROWS {
-                        acc[t][r] = S::fma(w_i[r], x_i, acc[t][r]);
+                    x_i[t] = S::load(x[t].add(i));
+                }
+                for r in 0..TILE_ROWS {
+                    let w_i = S::load(w[r].add(i));
+                    for t in 0..T {
+                        acc[t][r] = S::fma(w_i, x_i[t], acc[t][r]);
                     }
                 }
             }
             for t in 0..T {
                 for r in 0..TILE_ROWS {
-                    S::store(lanes[t][r].as_mut_ptr().add(part), acc[t][r]);
+                    S::store(lanes[t][r].as_mut_ptr().cast::<f32>().add(part), acc[t][r]);
                 }
+            }
+            // Sends the sums of this part to memory: kept in registers they push out accumulators of the next part.
+            if part + S::WIDTH < LANES {
+                std::hint::black_box(&mut lanes);
             }
         }
         for t in 0..T {

@@ -2,7 +2,7 @@
 
 use std::arch::aarch64::*;
 
-use super::simd::Simd;
+use super::simd::{Simd, TILE_ROWS, TileSums};
 
 /// Four of these registers hold the 16 virtual lanes.
 pub struct Neon;
@@ -106,6 +106,11 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
+    unsafe fn dot_tile_n(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut TileSums) {
+        // SAFETY: see above; passed on unchanged.
+        unsafe { tile_n(n, w, x, x_stride, sums) }
+    }
+    #[inline(always)]
     unsafe fn fold4(lanes: *const f32, stride: usize, to: *mut f32) {
         for row in 0..4 {
             // SAFETY: see above; sixteen floats are read at each of four rows, four are written.
@@ -119,6 +124,13 @@ impl Simd for Neon {
             }
         }
     }
+}
+
+/// One function for all uses of the dot tile.
+#[inline(never)]
+unsafe fn tile_n(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut TileSums) {
+    // SAFETY: passed on unchanged.
+    unsafe { super::linear::dot_tile_n::<Neon>(n, w, x, x_stride, sums) }
 }
 
 /// Four bytes, each in 32 bits.
