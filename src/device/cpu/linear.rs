@@ -263,12 +263,7 @@ pub(crate) unsafe fn dot_tile_n<S: Simd>(
 /// # Safety
 /// As for [`dot_tile_n`].
 #[inline(always)]
-unsafe fn dot_tile<S: Simd, const T: usize>(
-    w: [&[f32]; TILE_ROWS],
-    x: &[f32],
-    x_stride: usize,
-    sums: &mut TileSums,
-) {
+unsafe fn dot_tile<S: Simd, const T: usize>(w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut TileSums) {
     let k = w[0].len();
     let w = [w[0].as_ptr(), w[1].as_ptr(), w[2].as_ptr(), w[3].as_ptr()];
     let mut x = [x.as_ptr(); T];
