@@ -153,7 +153,7 @@ impl CacheLayout {
     pub fn new(shape: CacheShape) -> Self {
         let (mut block_rows, mut block_bytes) = (Vec::new(), 0);
         for &ratio in &shape.ratios {
-            let n_rows = if ratio == 0 { 0 } else { BLOCK_TOKENS / ratio };
+            let n_rows = BLOCK_TOKENS.checked_div(ratio).unwrap_or(0);
             let kv_offset_bytes = block_bytes;
             block_bytes += n_rows * shape.format.kv_row_bytes(shape.dims);
             let index_offset_bytes = block_bytes;

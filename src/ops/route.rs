@@ -127,8 +127,7 @@ mod tests {
     #[test]
     fn ties_go_to_the_lowest_index_and_weights_carry_no_bias() {
         let logits = [1.0, 2.0, 2.0, -30.0, 2.0, 0.5, 0.5, 40.0];
-        let mut bias = [0.0; 8];
-        bias[7] = -100.0;
+        let bias = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -100.0];
         let p = RouteParams {
             n_experts: 8,
             top_k: 4,
@@ -139,9 +138,8 @@ mod tests {
         let (experts, weights) = both(&p, 1);
         assert_eq!(experts, [1, 2, 4, 0]);
         assert!((weights.iter().sum::<f32>() - 1.5).abs() < 1e-6);
-        bias[3] = 100.0;
-        let p = RouteParams { choice: RouteChoice::Score { bias: &bias }, ..p };
-        let (experts, weights) = both(&p, 1);
+        let bias = [0.0, 0.0, 0.0, 100.0, 0.0, 0.0, 0.0, -100.0];
+        let (experts, weights) = both(&RouteParams { choice: RouteChoice::Score { bias: &bias }, ..p }, 1);
         assert_eq!(experts[0], 3);
         assert!(weights[0] < 1e-5);
     }
