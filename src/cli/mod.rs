@@ -8,17 +8,30 @@ use clap::{Parser, Subcommand};
 
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
+use crate::config::args::ServeArgs;
 use crate::device::DeviceError;
+use crate::engine::request::RejectReason;
 use crate::model::bind::BindError;
 use crate::model::shape::ShapeError;
 use crate::tokenizer::TokenizerError;
 
 pub mod bench;
+pub mod chat;
+pub mod complete;
 pub mod doctor;
 pub mod event_stream;
 pub mod inspect;
+pub mod interrupt;
 pub mod machine;
+pub mod places;
+pub mod reply;
+pub mod sampling;
+pub mod serve;
+pub mod start;
 pub mod synth;
+
+use serve::{AddressError, EngineDied};
+use start::MismatchedTokenizer;
 
 /// What the process says with its exit code.
 pub mod code {
@@ -57,6 +70,12 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Serve the model over HTTP, as OpenAI's API
+    Serve(Box<ServeArgs>),
+    /// Talk with the model at the terminal
+    Chat(Box<chat::ChatArgs>),
+    /// Answer one prompt and end
+    Complete(Box<complete::CompleteArgs>),
     /// Write a synthetic checkpoint
     Synth(synth::SynthArgs),
     /// Print a checkpoint's tensors and bytes; write or verify checksums
@@ -79,6 +98,9 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
     };
     let result = match command {
+        Command::Serve(args) => serve::run(*args),
+        Command::Chat(args) => chat::run(&args),
+        Command::Complete(args) => complete::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Bench(args) => bench::run(&args),
@@ -124,16 +146,20 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 }
 
 fn code_of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
-    if error.is::<ConfigError>() {
+    if error.is::<ConfigError>() || error.is::<RejectReason>() {
         return Some(code::USAGE);
     }
-    if error.is::<DeviceError>() {
+    if error.is::<DeviceError>() || error.is::<EngineDied>() {
         return Some(code::DEVICE);
+    }
+    if error.is::<AddressError>() {
+        return Some(code::ADDRESS);
     }
     let is_checkpoint = error.is::<CheckpointError>()
         || error.is::<BindError>()
         || error.is::<ShapeError>()
-        || error.is::<TokenizerError>();
+        || error.is::<TokenizerError>()
+        || error.is::<MismatchedTokenizer>();
     is_checkpoint.then_some(code::CHECKPOINT)
 }
 

@@ -191,9 +191,9 @@ settings! {
     /// Unfinished requests, waiting ones included, beyond which 429 is answered [default: 1024]
     #[arg(long, value_name = "N", help_heading = "Scheduler")]
     max_num_queued_reqs: usize,
-    /// Order of waiting requests [default: priority, which is fcfs for requests that set none]
-    #[arg(long, help_heading = "Scheduler")]
-    scheduling_policy: SchedulingPolicy,
+    /// Share the state of equal prefixes between requests [default: true]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Scheduler")]
+    enable_prefix_caching: bool,
 
     /// Address to listen on [default: 127.0.0.1]
     #[arg(long, help_heading = "Server")]
@@ -241,9 +241,9 @@ settings! {
     /// Only 1
     #[arg(long, visible_alias = "dp", value_name = "N", help_heading = COMPATIBILITY)]
     data_parallel_size: usize,
-    /// Always on
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = COMPATIBILITY)]
-    enable_prefix_caching: bool,
+    /// Requests wait by priority, and by arrival where it is equal
+    #[arg(long, help_heading = COMPATIBILITY)]
+    scheduling_policy: SchedulingPolicy,
     /// Always on
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = COMPATIBILITY)]
     enable_chunked_prefill: bool,
@@ -305,6 +305,9 @@ pub struct ServeArgs {
     /// YAML file of settings, with the flags' names as keys; a flag beats the file, the file beats the environment
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// As --enable-prefix-caching=false
+    #[arg(long, conflicts_with = "enable_prefix_caching", help_heading = "Scheduler")]
+    pub no_enable_prefix_caching: bool,
     /// Everything else.
     #[command(flatten)]
     pub settings: Settings,

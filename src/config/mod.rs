@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use crate::telemetry::log::{LogConfig, LogError, LogFormat, check_filter};
 use args::{
-    Count, DeviceChoice, LogFormatChoice, RoundingChoice, SchedulingPolicy, ServeArgs, Settings, ThinkingChoice,
+    Count, DeviceChoice, LogFormatChoice, RoundingChoice, ServeArgs, Settings, ThinkingChoice,
 };
 
 pub mod args;
 pub mod file;
+pub mod generation;
 pub mod model;
 
 /// Settings that can't be used; what starts with them ends with exit code 2.
@@ -57,6 +58,9 @@ pub enum ConfigError {
     /// The settings file.
     #[error("--config {0}")]
     File(#[from] file::FileError),
+    /// generation_config.json.
+    #[error(transparent)]
+    Generation(#[from] generation::GenerationConfigError),
     /// The log's filter.
     #[error("--log-filter: {0}")]
     Log(#[from] LogError),
@@ -92,8 +96,8 @@ pub struct EngineConfig {
     pub long_prefill_token_threshold: usize,
     /// Unfinished requests, waiting ones included.
     pub max_queued: usize,
-    /// Whether requests may carry a priority.
-    pub policy: SchedulingPolicy,
+    /// Whether equal prefixes share their state.
+    pub enable_prefix_caching: bool,
 }
 
 /// The HTTP front end.
@@ -149,6 +153,9 @@ impl Config {
             }
             settings.model = Some(positional);
         }
+        if args.no_enable_prefix_caching {
+            settings.enable_prefix_caching = Some(false);
+        }
         if let Some(path) = &args.config {
             settings = settings.or(file::read(path)?);
         }
@@ -192,6 +199,14 @@ pub fn library_folders() -> Vec<PathBuf> {
     ];
     folders.extend(usual.map(PathBuf::from));
     folders
+}
+
+/// Where `chat` keeps the lines that were typed: in `XDG_STATE_HOME`, or `~/.local/state`. `None` without a home.
+#[must_use]
+pub fn history_file() -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|folder| folder.is_absolute());
+    let state = folder("XDG_STATE_HOME").or_else(|| folder("HOME").map(|home| home.join(".local/state")))?;
+    Some(state.join("flashd/chat_history"))
 }
 
 /// What the environment says: `FLASHD_API_KEY` (or `VLLM_API_KEY`) and `FLASHD_LOG`. An empty value says nothing.
@@ -266,7 +281,7 @@ fn engine_config(settings: &Settings) -> Result<EngineConfig, ConfigError> {
         max_num_batched_tokens: batched,
         long_prefill_token_threshold: long_prefill,
         max_queued: in_range("max-num-queued-reqs", settings.max_num_queued_reqs.unwrap_or(1024), 1, 1_000_000)?,
-        policy: settings.scheduling_policy.unwrap_or(SchedulingPolicy::Priority),
+        enable_prefix_caching: settings.enable_prefix_caching.unwrap_or(true),
     })
 }
 
@@ -334,20 +349,16 @@ fn compatibility(settings: &Settings) -> Result<Vec<String>, ConfigError> {
     if let Some(dtype) = settings.kv_cache_dtype.as_deref().filter(|dtype| !dtypes.contains(dtype)) {
         return Err(out_of_range("kv-cache-dtype", "auto, fp8 or fp8_ds_mla", dtype));
     }
-    let always_on = [
-        ("enable-prefix-caching", settings.enable_prefix_caching, "requests with different cache_salt share nothing"),
-        ("enable-chunked-prefill", settings.enable_chunked_prefill, "it does not change what is computed"),
-    ];
-    for (flag, value, advice) in always_on {
-        if value == Some(false) {
-            let reason = format!("it is always on; {advice}");
-            return Err(ConfigError::Unsupported { flag, value: "false".to_owned(), reason });
-        }
+    if settings.enable_chunked_prefill == Some(false) {
+        let reason = "it is always on; it does not change what is computed".to_owned();
+        return Err(ConfigError::Unsupported { flag: "enable-chunked-prefill", value: "false".to_owned(), reason });
     }
     let parsers = "the tokenizer, the chat encoding and the parsers are always DeepSeek-V4's";
     let kernels = "kernels are chosen by the device";
     let offload = "KV is not offloaded in this version: what does not fit is computed again";
+    let policy = "requests wait by priority, and by arrival where it is equal";
     let table = [
+        ("scheduling-policy", settings.scheduling_policy.is_some(), policy),
         ("trust-remote-code", settings.trust_remote_code.is_some(), "no code is loaded from a checkpoint"),
         ("tokenizer-mode", settings.tokenizer_mode.is_some(), parsers),
         ("tool-call-parser", settings.tool_call_parser.is_some(), parsers),
@@ -472,7 +483,7 @@ mod tests {
             ("--generation-config", "/x", |s| s.generation_config = Some("/x".to_owned())),
             ("--shutdown-timeout", "-1", |s| s.shutdown_timeout = Some(-1.0)),
             ("--sse-keep-alive-interval", "NaN", |s| s.sse_keep_alive_interval = Some(f64::NAN)),
-            ("--enable-prefix-caching", "always on", |s| s.enable_prefix_caching = Some(false)),
+            ("--enable-chunked-prefill", "always on", |s| s.enable_chunked_prefill = Some(false)),
         ];
         for (flag, word, change) in cases {
             let text = refusal(change);

@@ -14,7 +14,7 @@ use tokio::sync::mpsc::error::TryRecvError;
 
 use super::active::ActiveRequest;
 use super::event::{FailReason, FinishReason};
-use super::handle::{Command, EngineHandle, EngineHealth, Submitted};
+use super::handle::{Command, EngineHandle, EngineHealth, EngineSide, Submitted};
 use super::request::EngineLimits;
 use super::scheduler::{OutputMismatch, Scheduler, SchedulerConfig, Step, Update};
 use super::stage::StepTicket;
@@ -177,8 +177,23 @@ impl Engine {
         metrics: Arc<Metrics>,
     ) -> Result<(EngineHandle, EngineThread), EngineError> {
         let capacity = executor.capacity();
-        config.check(capacity)?;
         let (handle, side) = EngineHandle::new(config.limits(capacity));
+        Ok((handle, Self::spawn_behind(side, executor, config, metrics)?))
+    }
+
+    /// As [`Engine::spawn`], behind a door that was opened before the device was ready: its limits must be those of
+    /// [`EngineConfig::limits`] for the executor's capacity.
+    ///
+    /// # Errors
+    /// As [`Engine::spawn`].
+    pub fn spawn_behind(
+        side: EngineSide,
+        executor: Box<dyn Executor>,
+        config: EngineConfig,
+        metrics: Arc<Metrics>,
+    ) -> Result<EngineThread, EngineError> {
+        let capacity = executor.capacity();
+        config.check(capacity)?;
         metrics.set_cache_config(&CacheConfigInfo {
             block_size: BLOCK_TOKENS,
             num_gpu_blocks: capacity.n_blocks,
@@ -201,7 +216,7 @@ impl Engine {
             metrics,
         };
         let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || engine.run())?;
-        Ok((handle, EngineThread { thread }))
+        Ok(EngineThread { thread })
     }
 
     fn run(mut self) -> Result<(), String> {

@@ -1,0 +1,295 @@
+//! From checked settings to a running engine: what `serve`, `chat` and `complete` share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use indicatif::ProgressBar;
+
+use super::machine;
+use super::places::{Places, Room};
+use super::serve::EngineDied;
+use crate::checkpoint::Checkpoint;
+use crate::config::args::{LocalArgs, RoundingChoice, Settings, ThinkingChoice};
+use crate::config::{self, Config, ConfigError, ModelConfig, generation};
+use crate::device::cpu::{Cpu, Level};
+use crate::engine::handle::{EngineHandle, EngineHealth, EngineSide};
+use crate::engine::scheduler::SchedulerConfig;
+use crate::engine::tick::{Engine, EngineConfig, EngineThread};
+use crate::ids::TokenId;
+use crate::kv::identity::CacheIdentity;
+use crate::model::cache::{CacheLayout, CacheShape};
+use crate::model::forward::Rounding;
+use crate::model::runner::{CpuRunner, CpuRunnerSpec, RunnerPlaces};
+use crate::model::shape::ModelShape;
+use crate::model::weights::Weights;
+use crate::sample::params::SamplingParams;
+use crate::telemetry::log;
+use crate::telemetry::metrics::Metrics;
+use crate::tokenizer::Tokenizer;
+
+/// Names what the bits of cached state depend on beside model and row format; a change of the arithmetic changes it.
+const NUMERICS_ID: &str = "cpu-1";
+
+/// How often the spinner turns.
+const SPINNER_TICK: Duration = Duration::from_millis(120);
+
+/// The tokenizer is not this model's.
+#[derive(Debug, thiserror::Error)]
+#[error("tokenizer.json has {got}, but config.json says {want}")]
+pub struct MismatchedTokenizer {
+    want: String,
+    got: String,
+}
+
+/// What a front end needs of an engine that may still be loading.
+#[derive(Clone, Debug)]
+pub struct Door {
+    /// Where requests go.
+    pub engine: EngineHandle,
+    /// The model's tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Metrics of the engine.
+    pub metrics: Arc<Metrics>,
+    /// Sampling of requests that do not say.
+    pub default_sampling: SamplingParams,
+}
+
+/// A model whose settings fit it; the weights have not been read.
+pub struct Prepared {
+    model: ModelConfig,
+    shape: ModelShape,
+    checkpoint: Checkpoint,
+    places: RunnerPlaces,
+    engine: EngineConfig,
+    metrics: Arc<Metrics>,
+    side: EngineSide,
+}
+
+/// A model in this process, ready for requests.
+#[derive(Debug)]
+pub struct Local {
+    /// What to call it.
+    pub name: String,
+    /// Where requests go.
+    pub engine: EngineHandle,
+    /// The model's tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Sampling of requests that do not say.
+    pub default_sampling: SamplingParams,
+    /// Thinking of requests that do not say.
+    pub default_thinking: ThinkingChoice,
+    /// Keeps the engine's thread.
+    _thread: EngineThread,
+}
+
+impl Prepared {
+    /// Checks everything that can be checked without reading the weights: the files' lengths, the shape, the tokenizer,
+    /// the sizes.
+    ///
+    /// # Errors
+    /// When the checkpoint or the settings can't be used.
+    pub fn new(config: &Config) -> anyhow::Result<(Self, Door)> {
+        let dir = &config.model.dir;
+        let checkpoint = Checkpoint::open(dir)?;
+        let shape = ModelShape::from_json(checkpoint.config_json()).with_context(|| dir.display().to_string())?;
+        let tokenizer = Arc::new(Tokenizer::load(dir)?);
+        check_tokenizer(&tokenizer, &shape)?;
+        let rounding = rounding(config.model.rounding);
+        let caches = CacheLayout::new(CacheShape::new(&shape, rounding.row_format()));
+        let memory = machine::memory();
+        let room = Room {
+            caches: &caches,
+            max_position_embeddings: shape.max_position_embeddings,
+            free_bytes: memory.map(|memory| memory.available_bytes.saturating_sub(checkpoint.tensor_bytes())),
+        };
+        let places = Places::plan(&config.engine, room)?;
+        let engine = engine_config(config, &shape, &checkpoint);
+        let (handle, side) = EngineHandle::new(engine.limits(places.capacity(&config.engine, shape.vocab_size)));
+        let metrics = Metrics::new(config.server.served_model_names.first().map_or("", String::as_str));
+        let door = Door {
+            engine: handle,
+            tokenizer,
+            metrics: Arc::clone(&metrics),
+            default_sampling: default_sampling(&config.model)?,
+        };
+        log_places(&places, &config.engine);
+        let places = places.for_runner(&config.engine, &caches);
+        Ok((Self { model: config.model.clone(), shape, checkpoint, places, engine, metrics, side }, door))
+    }
+
+    /// Reads the weights and starts the engine on a thread of its own.
+    ///
+    /// # Errors
+    /// When the checkpoint does not fit its config.json, or the device fails.
+    pub fn start(self) -> anyhow::Result<EngineThread> {
+        let weights = Weights::bind(&self.checkpoint, &self.shape)?;
+        for warning in &weights.warnings {
+            tracing::warn!("{warning}");
+        }
+        let cpu = match self.model.n_threads {
+            Some(n) => Cpu::with_level(Level::best().simd(), n),
+            None => Cpu::detect(),
+        }?;
+        tracing::info!(threads = cpu.n_threads(), simd = ?cpu.level().simd(), "device: cpu");
+        let runner = CpuRunner::new(CpuRunnerSpec {
+            weights: Arc::new(weights),
+            shape: self.shape,
+            rounding: rounding(self.model.rounding),
+            cpu,
+            places: self.places,
+        })?;
+        Ok(Engine::spawn_behind(self.side, Box::new(runner), self.engine, self.metrics)?)
+    }
+}
+
+impl Local {
+    /// Starts a model and waits until it is ready.
+    ///
+    /// # Errors
+    /// As [`Prepared::new`] and [`Prepared::start`].
+    pub fn start(args: &LocalArgs) -> anyhow::Result<Self> {
+        let settings = Settings { log_filter: Some("warn".to_owned()), ..args.settings() };
+        let config = Config::from_settings(settings)?;
+        log::init(&config.log)?;
+        let spinner = ProgressBar::new_spinner().with_message(format!("loading {}", config.model.dir.display()));
+        spinner.enable_steady_tick(SPINNER_TICK);
+        let (prepared, door) = Prepared::new(&config)?;
+        let thread = prepared.start()?;
+        wait_until_ready(&door.engine)?;
+        spinner.finish_and_clear();
+        Ok(Self {
+            name: config.model.dir.display().to_string(),
+            engine: door.engine,
+            tokenizer: door.tokenizer,
+            default_sampling: door.default_sampling,
+            default_thinking: config.server.default_thinking,
+            _thread: thread,
+        })
+    }
+}
+
+fn wait_until_ready(engine: &EngineHandle) -> anyhow::Result<()> {
+    loop {
+        match engine.health() {
+            EngineHealth::Starting => std::thread::sleep(Duration::from_millis(5)),
+            EngineHealth::Dead(reason) => return Err(EngineDied(reason).into()),
+            EngineHealth::Ready | EngineHealth::Draining | EngineHealth::Stalled => return Ok(()),
+        }
+    }
+}
+
+/// A tokenizer of another model would send ids that the embedding lacks, or never see the end.
+fn check_tokenizer(tokenizer: &Tokenizer, shape: &ModelShape) -> Result<(), MismatchedTokenizer> {
+    let fits = tokenizer.vocab_size() <= shape.vocab_size
+        && tokenizer.bos().0 == shape.bos_token_id
+        && tokenizer.eos().0 == shape.eos_token_id;
+    if fits {
+        return Ok(());
+    }
+    let describe = |n: usize, bos: u32, eos: u32| format!("{n} ids, {bos} to begin and {eos} to end a text");
+    Err(MismatchedTokenizer {
+        want: describe(shape.vocab_size, shape.bos_token_id, shape.eos_token_id),
+        got: describe(tokenizer.vocab_size(), tokenizer.bos().0, tokenizer.eos().0),
+    })
+}
+
+fn default_sampling(model: &ModelConfig) -> Result<SamplingParams, ConfigError> {
+    if model.use_generation_config {
+        return Ok(generation::defaults(&model.dir)?);
+    }
+    Ok(SamplingParams::default())
+}
+
+fn engine_config(config: &Config, shape: &ModelShape, checkpoint: &Checkpoint) -> EngineConfig {
+    let identity = CacheIdentity {
+        model_id: checkpoint.model_id().to_string(),
+        row_format: format!("{:?}", rounding(config.model.rounding).row_format()).to_lowercase(),
+        numerics_id: format!("{NUMERICS_ID}/{:?}", config.model.rounding).to_lowercase(),
+    };
+    let engine = &config.engine;
+    EngineConfig {
+        scheduler: SchedulerConfig {
+            max_num_seqs: engine.max_num_seqs,
+            max_num_batched_tokens: engine.max_num_batched_tokens,
+            long_prefill_token_threshold: engine.long_prefill_token_threshold,
+            enable_prefix_caching: engine.enable_prefix_caching,
+            ..SchedulerConfig::default()
+        },
+        max_queued: engine.max_queued,
+        ..EngineConfig::new(identity, TokenId(shape.eos_token_id))
+    }
+}
+
+const fn rounding(choice: RoundingChoice) -> Rounding {
+    match choice {
+        RoundingChoice::Exact => Rounding::Exact,
+        RoundingChoice::Kvq => Rounding::Kvq,
+        RoundingChoice::Official => Rounding::Official,
+    }
+}
+
+/// What operators look for after a start; the words are vLLM's where it has them.
+fn log_places(places: &Places, engine: &config::EngineConfig) {
+    let n_tokens = places.layout.n_tokens();
+    tracing::info!("KV cache size: {n_tokens} tokens ({} bytes)", places.layout.used_bytes);
+    let n_full = n_tokens as f64 / places.max_model_len as f64;
+    tracing::info!("Maximum concurrency for {} tokens per request: {n_full:.2}x", places.max_model_len);
+    tracing::info!(
+        max_num_seqs = engine.max_num_seqs,
+        max_num_batched_tokens = engine.max_num_batched_tokens,
+        n_checkpoints = places.layout.n_checkpoints,
+        "scheduler"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn demo(change: impl FnOnce(&mut Settings)) -> Config {
+        let mut settings = Settings::default();
+        change(&mut settings);
+        Config::from_settings(settings).unwrap()
+    }
+
+    #[test]
+    fn the_demo_model_is_prepared_with_its_own_sampling() {
+        let (_, door) = Prepared::new(&demo(|_| {})).unwrap();
+        assert_eq!(door.default_sampling.temperature, 0.6);
+        assert_eq!(door.engine.limits().max_model_len, 65_536);
+        assert_eq!(door.engine.limits().vocab_size, 3072);
+        assert_eq!(door.engine.health(), EngineHealth::Starting);
+        let (_, door) = Prepared::new(&demo(|s| s.generation_config = Some("vllm".to_owned()))).unwrap();
+        assert_eq!(door.default_sampling, SamplingParams::default());
+    }
+
+    #[test]
+    fn the_limits_before_the_start_are_those_of_the_runner() {
+        let config = demo(|s| {
+            s.max_num_seqs = Some(4);
+            s.kv_cache_memory_bytes = Some("64MiB".parse().unwrap());
+        });
+        let (prepared, door) = Prepared::new(&config).unwrap();
+        let thread = prepared.start().unwrap();
+        wait_until_ready(&door.engine).unwrap();
+        let limits = door.engine.limits();
+        assert!(limits.max_model_len <= limits.max_kv_tokens, "{limits:?}");
+        door.engine.drain(std::time::Instant::now());
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_tokenizer_of_another_model_is_refused() {
+        let dir = config::model::find("demo").unwrap();
+        let tokenizer = Tokenizer::load(&dir).unwrap();
+        let mut shape = ModelShape::from_json(&std::fs::read(dir.join("config.json")).unwrap()).unwrap();
+        assert!(check_tokenizer(&tokenizer, &shape).is_ok());
+        shape.vocab_size = 100;
+        let error = check_tokenizer(&tokenizer, &shape).unwrap_err().to_string();
+        assert!(error.contains("100 ids"), "{error}");
+        shape.vocab_size = 3072;
+        shape.eos_token_id = 5;
+        assert!(check_tokenizer(&tokenizer, &shape).is_err());
+    }
+}
