@@ -56,7 +56,10 @@ enum Line {
     Nothing,
     Say(String),
     Think(ThinkingChoice),
-    Read { path: String, question: String },
+    Read {
+        path: String,
+        question: String,
+    },
     System(Option<String>),
     New,
     Stats,

@@ -163,7 +163,10 @@ mod tests {
         assert_eq!(read("a\n\n"), "a\n");
         assert_eq!(read("a\r\n"), "a");
         assert_eq!(read("a"), "a");
-        assert_eq!(read_prompt(&CompleteArgs { prompt: Some("b\n".to_owned()), ..CompleteArgs::default() }).unwrap(), "b\n");
+        assert_eq!(
+            read_prompt(&CompleteArgs { prompt: Some("b\n".to_owned()), ..CompleteArgs::default() }).unwrap(),
+            "b\n"
+        );
     }
 
     #[test]

@@ -42,7 +42,8 @@ impl Places {
         }
         let wanted = engine.max_model_len.unwrap_or(model_max);
         let bytes = state_bytes(room.caches);
-        let total_bytes = engine.kv_cache_bytes.unwrap_or_else(|| default_bytes(engine, wanted, bytes, room.free_bytes));
+        let total_bytes =
+            engine.kv_cache_bytes.unwrap_or_else(|| default_bytes(engine, wanted, bytes, room.free_bytes));
         // Blocks beyond those that every slot can fill serve the prefix cache alone.
         let max_blocks = (2 * engine.max_num_seqs).saturating_mul(n_blocks(wanted));
         let budget = Budget {
@@ -58,7 +59,8 @@ impl Places {
         })?;
         let fits = layout.n_tokens();
         if let Some(len) = engine.max_model_len.filter(|len| *len > fits) {
-            let range = format!("at most {fits}, which is what {total_bytes} bytes of KV cache (--kv-cache-memory-bytes) hold");
+            let range =
+                format!("at most {fits}, which is what {total_bytes} bytes of KV cache (--kv-cache-memory-bytes) hold");
             return Err(ConfigError::OutOfRange { flag: "max-model-len", range, value: len.to_string() });
         }
         Ok(Self { layout, max_model_len: wanted.min(fits) })
@@ -82,7 +84,8 @@ impl Places {
     pub fn for_runner(&self, engine: &EngineConfig, caches: &CacheLayout) -> RunnerPlaces {
         let bytes = state_bytes(caches);
         let layout = &self.layout;
-        let kv_bytes = u64::from(layout.n_blocks) * bytes.block_bytes + u64::from(layout.n_checkpoints) * bytes.checkpoint_bytes;
+        let kv_bytes =
+            u64::from(layout.n_blocks) * bytes.block_bytes + u64::from(layout.n_checkpoints) * bytes.checkpoint_bytes;
         RunnerPlaces {
             n_slots: layout.n_slots,
             kv_bytes: usize::try_from(kv_bytes).unwrap_or(usize::MAX),
@@ -160,7 +163,15 @@ mod tests {
         };
         let places = plan(small, None).unwrap();
         assert!(places.max_model_len < 65_536 && places.max_model_len == places.layout.n_tokens());
-        let error = plan(|engine| { small(engine); engine.max_model_len = Some(60_000) }, None).unwrap_err().to_string();
+        let error = plan(
+            |engine| {
+                small(engine);
+                engine.max_model_len = Some(60_000)
+            },
+            None,
+        )
+        .unwrap_err()
+        .to_string();
         assert!(error.contains("--max-model-len") && error.contains("60000"), "{error}");
     }
 

@@ -57,7 +57,11 @@ fn parse(text: &str) -> Result<SamplingParams, String> {
 
 fn in_range(field: &str, value: Option<f32>, min: f32, max: f32, default: f32) -> Result<f32, String> {
     let value = value.unwrap_or(default);
-    if (min..=max).contains(&value) { Ok(value) } else { Err(format!("{field} must be from {min} to {max}, got {value}")) }
+    if (min..=max).contains(&value) {
+        Ok(value)
+    } else {
+        Err(format!("{field} must be from {min} to {max}, got {value}"))
+    }
 }
 
 fn above_zero(field: &str, value: Option<f32>, max: f32, default: f32) -> Result<f32, String> {

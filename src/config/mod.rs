@@ -9,9 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::telemetry::log::{LogConfig, LogError, LogFormat, check_filter};
-use args::{
-    Count, DeviceChoice, LogFormatChoice, RoundingChoice, ServeArgs, Settings, ThinkingChoice,
-};
+use args::{Count, DeviceChoice, LogFormatChoice, RoundingChoice, ServeArgs, Settings, ThinkingChoice};
 
 pub mod args;
 pub mod file;
