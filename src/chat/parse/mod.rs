@@ -375,26 +375,9 @@ impl StreamParser {
     }
 
     /// Text inside a call. The call is taken out of the parser and put back unless it ends.
-    fn call_step(
-        &mut self,
-        mut open: OpenCall,
-        view: &str,
-        is_last: bool,
-        end: Option<End>,
-        out: &mut Vec<Part>,
-    ) -> Step {
+    fn call_step(&mut self, open: OpenCall, view: &str, is_last: bool, end: Option<End>, out: &mut Vec<Part>) -> Step {
         if open.call.is_in_value() {
-            let mut fragment = String::new();
-            let step = open.call.read_value(view, is_last, &mut fragment);
-            self.emit_arguments(open.index, fragment, out);
-            return match step {
-                ValueStep::Read(0) if is_last => self.cut_call(open, view, end, out),
-                ValueStep::Read(0) => self.keep(open, Step::Wait),
-                ValueStep::Read(n_bytes) | ValueStep::Ended(n_bytes) => {
-                    let step = self.read(view, n_bytes);
-                    self.keep(open, step)
-                }
-            };
+            return self.value_step(open, view, is_last, end, out);
         }
         let n_space = view.len() - view.trim_start().len();
         if n_space > 0 {
@@ -402,43 +385,81 @@ impl StreamParser {
             let step = self.read(view, n_space);
             return self.keep(open, step);
         }
-        let mark = call_mark(view);
-        if matches!(mark, Look::Yes(..)) {
-            self.layout = Some(String::new());
-        }
-        let is_orphan = self.wrapper == Wrapper::Orphan;
-        match mark {
-            Look::Yes(CallMark::Parameter(name, flag), length) => {
-                let step = self.read(view, length);
-                let fragment = open.call.begin_value(&name, flag.as_deref());
-                self.emit_arguments(open.index, fragment, out);
-                self.keep(open, step)
-            }
-            Look::Yes(CallMark::End, length) => {
-                let step = self.read(view, length);
-                self.end_call(open, out);
-                step
-            }
-            Look::Yes(CallMark::After, _) if !is_orphan => {
-                self.end_call(open, out);
-                Step::Read(0)
-            }
-            Look::Yes(CallMark::Stray, length) if self.hold.is_none() => {
-                let step = self.read(view, length);
-                self.keep(open, step)
+        match call_mark(view) {
+            Look::Yes(mark, length) => {
+                self.layout = Some(String::new());
+                self.call_mark(mark, open, view, length, out)
             }
             Look::Maybe if !is_last => self.keep(open, Step::Wait),
             Look::Maybe => self.cut_call(open, view, end, out),
-            _ if self.hold.is_some() => {
+            Look::No if self.hold.is_some() => {
                 self.abandon(out);
                 Step::Read(0)
             }
-            _ => {
+            Look::No => {
                 let next = view.char_indices().skip(1).find(|(_, letter)| *letter == '<');
                 let text = view[..next.map_or(view.len(), |(at, _)| at)].trim_end();
                 let layout = self.layout.replace(String::new()).unwrap_or_default();
                 self.emit_text(layout + text, out);
                 self.keep(open, Step::Read(text.len()))
+            }
+        }
+    }
+
+    /// The value of a parameter.
+    fn value_step(
+        &mut self,
+        mut open: OpenCall,
+        view: &str,
+        is_last: bool,
+        end: Option<End>,
+        out: &mut Vec<Part>,
+    ) -> Step {
+        let mut fragment = String::new();
+        let step = open.call.read_value(view, is_last, &mut fragment);
+        self.emit_arguments(open.index, fragment, out);
+        match step {
+            ValueStep::Read(0) if is_last => self.cut_call(open, view, end, out),
+            ValueStep::Read(0) => self.keep(open, Step::Wait),
+            ValueStep::Read(n_bytes) | ValueStep::Ended(n_bytes) => {
+                let step = self.read(view, n_bytes);
+                self.keep(open, step)
+            }
+        }
+    }
+
+    /// Acts on a tag between the parameters of a call, `length` bytes at the start of `view`.
+    fn call_mark(
+        &mut self,
+        mark: CallMark,
+        mut open: OpenCall,
+        view: &str,
+        length: usize,
+        out: &mut Vec<Part>,
+    ) -> Step {
+        match mark {
+            CallMark::Parameter(name, flag) => {
+                let step = self.read(view, length);
+                let fragment = open.call.begin_value(&name, flag.as_deref());
+                self.emit_arguments(open.index, fragment, out);
+                self.keep(open, step)
+            }
+            CallMark::End => {
+                let step = self.read(view, length);
+                self.end_call(open, out);
+                step
+            }
+            CallMark::After if self.wrapper != Wrapper::Orphan => {
+                self.end_call(open, out);
+                Step::Read(0)
+            }
+            CallMark::Stray if self.hold.is_none() => {
+                let step = self.read(view, length);
+                self.keep(open, step)
+            }
+            CallMark::After | CallMark::Stray => {
+                self.abandon(out);
+                Step::Read(0)
             }
         }
     }
