@@ -26,7 +26,7 @@ macro_rules! id {
 }
 
 id!(
-    /// An entry of the vocabulary. Only ids below `vocab_size` may reach a device (faults F5).
+    /// An entry of the vocabulary. Only ids below `vocab_size` may reach a device.
     TokenId(u32)
 );
 id!(

@@ -71,7 +71,7 @@ pub enum EngineHealth {
     Ready,
     /// Finishing what runs; nothing new is taken.
     Draining,
-    /// A step overran its deadline (faults H3).
+    /// A step overran its deadline.
     Stalled,
     /// The engine thread ended or the device is lost.
     Dead(String),

@@ -117,7 +117,7 @@ pub enum RejectReason {
         /// The limit.
         max_model_len: usize,
     },
-    /// Would wait for ever (faults E7).
+    /// Would wait for ever.
     #[error("the request needs {needed} KV tokens, but the pool holds {available}")]
     NeverFits {
         /// Tokens needed.

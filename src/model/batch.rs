@@ -121,7 +121,7 @@ pub struct StepPlan {
 /// What a step brings home; both lists are parallel to the plan's.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepOutput {
-    /// One for each of `StepPlan::samples`; an error fails that sequence alone (a row of NaN, faults F4).
+    /// One for each of `StepPlan::samples`; an error fails that sequence alone (a row of NaN).
     pub sampled: Vec<Result<Sampled, RowError>>,
     /// One for each of `StepPlan::scores`.
     pub scores: Vec<TokenLogprobs>,

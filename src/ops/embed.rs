@@ -8,7 +8,7 @@ use crate::tensor::matrix::Matrix;
 /// Elements that are worth handing to another thread.
 const MIN_TILE_ELEMENTS: usize = 1 << 16;
 
-/// Writes the row of each token. Ids are checked before they reach a device (faults F5); one out of range panics.
+/// Writes the row of each token. Ids are checked before they reach a device; one out of range panics.
 pub fn embed(cpu: &Cpu, matrix: &Matrix, token_ids: &[TokenId], out: &mut [f32] /* [T, D] f32 */) {
     let d = matrix.n_cols;
     assert!(out.len() == token_ids.len() * d, "embed: T: out of {}, want {} x {d}", out.len(), token_ids.len());

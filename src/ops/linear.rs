@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn expansion_is_exact_for_every_code_and_scale() {
         use crate::tensor::format::{e2m1_to_f32, e8m0_to_f32, f8e4m3fn_to_f32};
-        // Faults G1, G7, G12: all 256 bytes under scales 2^-127 .. 2^127.
+        // All 256 bytes under scales 2^-127 .. 2^127.
         let codes: Vec<u8> = (0..=255).collect();
         for cpu in cpus() {
             for scale in (0..=254u8).step_by(1) {

@@ -10,7 +10,7 @@ pub struct RopeParams {
     pub n_dims: usize,
     /// Base of the frequencies.
     pub theta: f32,
-    /// YaRN scaling; only for layers with a compressed cache (faults G8).
+    /// YaRN scaling; only for layers with a compressed cache.
     pub yarn: Option<YarnParams>,
 }
 

@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn scales_are_exact_next_to_a_power_of_two() {
-        // Faults G7: rounded up, so that the largest value never saturates.
+        // Rounded up, so that the largest value never saturates.
         for exponent in -20i32..100 {
             let top = 448.0 * 2f32.powi(exponent);
             let byte = (127 + exponent) as u8;

@@ -1,4 +1,4 @@
-//! The experts' gated activation: silu(min(gate, limit)) * clamp(up, -limit, limit) * routing weight (faults G3).
+//! The experts' gated activation: silu(min(gate, limit)) * clamp(up, -limit, limit) * routing weight.
 //!
 //! Bits: silu(g) = g / (1 + exp(-g)); products left to right. A NaN input stays a NaN.
 
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn both_clamps_hold() {
-        // Faults G3: pre-activations of 20 on either side.
+        // Pre-activations of 20 on either side.
         for cpu in cpus() {
             let at = |gate: f32, up: f32| run(&cpu, &[gate; 16], &[up; 16], None, 16)[0];
             assert_eq!(at(20.0, 1.0), at(10.0, 1.0));

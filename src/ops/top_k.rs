@@ -85,7 +85,6 @@ mod tests {
 
     #[test]
     fn ties_go_to_the_lowest_index_and_zeros_are_equal() {
-        // Faults G9.
         assert_eq!(run(&[1.0; 10], 3), [0, 1, 2]);
         assert_eq!(run(&[-0.0, 0.0, -0.0, 0.0], 2), [0, 1]);
         assert_eq!(run(&[f32::NAN, f32::NEG_INFINITY, f32::NAN, -1.0], 2), [1, 3]);

@@ -159,7 +159,7 @@ fn priorities_change_the_order_and_not_the_output() {
 
 #[test]
 fn ten_thousand_short_requests_leave_the_pool_whole() {
-    // Faults D9: counts hold after days of mixed prompts under eviction.
+    // Counts hold after days of mixed prompts under eviction.
     let size = Size { n_slots: 8, n_blocks: 30, n_checkpoints: 12, n_rows: 512 };
     let mut rng = Rng(99);
     let mut bench = Bench::new(size, 1);
