@@ -32,8 +32,9 @@ pub const fn share(n_wanted: usize, n_left: usize, is_alone: bool, long_threshol
     min(n_wanted, most)
 }
 
-/// Cuts a chunk of `n_rows` rows where a checkpoint is due: at the last block boundary before the prompt's end, and at the
-/// first boundary that is `every_blocks` blocks or more after the last checkpoint.
+/// Cuts a chunk of `n_rows` rows where a checkpoint is due: at the last block boundary before the prompt's end, and at its
+/// own last boundary when that is `every_blocks` blocks or more after the last checkpoint. A chunk is not cut to less than
+/// half for the latter, unless the checkpoint is four times overdue.
 #[must_use]
 pub const fn cut(prefill: Prefill, n_rows: usize, every_blocks: usize) -> usize {
     let Prefill { start, end, n_prompt, n_rows_kept } = prefill;
@@ -44,7 +45,10 @@ pub const fn cut(prefill: Prefill, n_rows: usize, every_blocks: usize) -> usize 
     }
     let boundary = stop / BLOCK_TOKENS * BLOCK_TOKENS;
     if stop < end && boundary > start && is_due(boundary, n_rows_kept, every_blocks) {
-        stop = boundary;
+        let is_half = 2 * (boundary - start) >= stop - start;
+        if is_half || is_due(boundary, n_rows_kept, 4 * every_blocks) {
+            stop = boundary;
+        }
     }
     stop - start
 }
@@ -117,6 +121,7 @@ mod tests {
         assert_eq!(ends(5000, 1984, 4), [1792, 3584, 4864, 5000]);
         assert_eq!(ends(5000, 1984, 8), [1984, 3840, 4864, 5000]);
         assert_eq!(ends(1200, 100, 1)[..6], [100, 200, 256, 356, 456, 512]);
+        assert_eq!(ends(5000, 127, 1)[..9], [127, 254, 381, 508, 635, 762, 889, 1016, 1024], "once in four blocks");
     }
 
     #[test]

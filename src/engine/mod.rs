@@ -1,7 +1,7 @@
 //! The engine: takes valid requests, plans steps, runs them on one thread and sends events home.
 //!
 //! In reading order: what comes in, what goes out, the door between; then the pure part (sequence, chunk, stage,
-//! scheduler), and the thread that drives it (active, watchdog, tick).
+//! step, scheduler), and the thread that drives it (active, watchdog, tick).
 
 pub mod event;
 pub mod handle;
@@ -11,6 +11,7 @@ pub mod chunk;
 pub mod scheduler;
 pub mod sequence;
 pub mod stage;
+pub mod step;
 
 mod active;
 pub mod tick;

@@ -22,11 +22,12 @@ use super::chunk::{self, MAX_SCORED_ROWS};
 use super::event::FinishReason;
 use super::sequence::{Next, Rank, Running, Sequence, SequenceSpec};
 use super::stage::{RunTicket, Stage, StepTicket};
-use crate::ids::{RequestId, SlotIdx};
+use super::step::{OutputMismatch, Started, Step, Update};
+use crate::ids::{CheckpointId, RequestId, SlotIdx};
 use crate::kv::cache::{BlockTable, Hit, KvCache, TurnEnd};
 use crate::kv::lease::{Lease, LeasePool};
 use crate::kv::pool::{BlockRef, Counts};
-use crate::model::batch::{StepOutput, StepPlan};
+use crate::model::batch::StepOutput;
 use crate::model::cache::BLOCK_TOKENS;
 use crate::sample::params::{RowError, Sampled, TokenLogprobs};
 
@@ -81,66 +82,8 @@ struct Ending {
     seq: Sequence,
     slot: Lease<SlotIdx>,
     turn_end: TurnEnd,
-}
-
-/// A step to launch.
-#[derive(Debug)]
-pub struct Step {
-    /// For the executor.
-    pub plan: StepPlan,
-    /// To be handed back with its output.
-    pub ticket: StepTicket,
-    /// Sequences that run for the first time.
-    pub started: Vec<Started>,
-    /// Sequences preempted.
-    pub n_preempted: usize,
-}
-
-/// A sequence that left the queue for the first time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Started {
-    /// Which.
-    pub rank: Rank,
-    /// Its prompt's tokens.
-    pub n_prompt_tokens: usize,
-    /// Those of them that came from the cache.
-    pub n_cached_tokens: usize,
-}
-
-/// What a step's output means for a request.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Update {
-    /// Part of a prompt is done.
-    Progress {
-        /// Whose.
-        rank: Rank,
-        /// Prompt tokens done.
-        n_done: usize,
-        /// Prompt tokens in all.
-        n_total: usize,
-    },
-    /// All prompt scores are home.
-    Scores(Rank, Vec<TokenLogprobs>),
-    /// A token.
-    Token(Rank, Sampled),
-    /// The choice has ended and is gone.
-    Finished(Rank, FinishReason),
-    /// The choice cannot go on and is gone.
-    Failed(Rank, RowError),
-}
-
-impl Update {
-    /// Whose it is.
-    #[must_use]
-    pub const fn rank(&self) -> Rank {
-        match self {
-            Self::Progress { rank, .. }
-            | Self::Scores(rank, _)
-            | Self::Token(rank, _)
-            | Self::Finished(rank, _)
-            | Self::Failed(rank, _) => *rank,
-        }
-    }
+    /// Taken at once, so that an ending always gives the next step something to do.
+    checkpoint: Lease<CheckpointId>,
 }
 
 /// Numbers for gauges.
@@ -154,18 +97,6 @@ pub struct SchedulerStats {
     pub n_deferred: usize,
     /// KV blocks.
     pub blocks: Counts,
-}
-
-/// A step's output does not fit its plan: the executor is broken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the device returned {n_got} {what} for {n_want}")]
-pub struct OutputMismatch {
-    /// Samples or scores.
-    pub what: &'static str,
-    /// Planned.
-    pub n_want: usize,
-    /// Returned.
-    pub n_got: usize,
 }
 
 impl Scheduler {
@@ -242,8 +173,8 @@ impl Scheduler {
     /// When the output does not fit the plan.
     pub fn apply(&mut self, ticket: &StepTicket, output: StepOutput) -> Result<Vec<Update>, OutputMismatch> {
         let n_want = ticket.runs.iter().filter(|run| run.has_sample).count();
-        check_count("samples", n_want, output.sampled.len())?;
-        check_count("scores", ticket.runs.iter().map(|run| run.n_scores).sum(), output.scores.len())?;
+        OutputMismatch::check("samples", n_want, output.sampled.len())?;
+        OutputMismatch::check("scores", ticket.runs.iter().map(|run| run.n_scores).sum(), output.scores.len())?;
         let mut sampled = output.sampled.into_iter();
         let mut scores = output.scores.into_iter();
         let mut updates = Vec::new();
@@ -298,8 +229,8 @@ impl Scheduler {
         }
         let tables = self.running.iter().flat_map(|running| running.table.ids());
         let partial = self.endings.iter().filter_map(|ending| ending.turn_end.block_id());
-        let n_saved = self.running.iter().map(|running| running.table.n_saved()).sum();
-        self.kv.check(tables.chain(partial).collect(), n_saved)
+        let n_saved: usize = self.running.iter().map(|running| running.table.n_saved()).sum();
+        self.kv.check(tables.chain(partial).collect(), n_saved + n_endings)
     }
 
     /// Decode rows for all that can; returns how many sequences had to go to make room.
@@ -482,10 +413,9 @@ impl Scheduler {
 
     fn save_endings(&mut self, stage: &mut Stage) {
         for mut ending in std::mem::take(&mut self.endings) {
-            let Some(lease) = self.kv.take_checkpoint() else { continue };
-            stage.save(ending.slot.id(), lease.id(), ending.turn_end.n_tokens);
+            stage.save(ending.slot.id(), ending.checkpoint.id(), ending.turn_end.n_tokens);
             let (chain, tokens) = ending.seq.chain_and_tokens();
-            self.kv.keep_turn_end(&ending.turn_end, chain, tokens, lease);
+            self.kv.keep_turn_end(&ending.turn_end, chain, tokens, ending.checkpoint);
         }
     }
 
@@ -579,8 +509,10 @@ impl Scheduler {
     fn retire(&mut self, running: Running) {
         let Running { mut seq, slot, table, n_rows, .. } = running;
         let (chain, tokens) = seq.chain_and_tokens();
-        if let Some(turn_end) = self.kv.end_turn(table, chain, tokens, n_rows) {
-            self.endings.push(Ending { seq, slot, turn_end });
+        if let Some(turn_end) = self.kv.end_turn(table, chain, tokens, n_rows)
+            && let Some(checkpoint) = self.kv.take_checkpoint()
+        {
+            self.endings.push(Ending { seq, slot, turn_end, checkpoint });
         }
     }
 
@@ -599,8 +531,4 @@ impl Scheduler {
             self.release(rank.request);
         }
     }
-}
-
-fn check_count(what: &'static str, n_want: usize, n_got: usize) -> Result<(), OutputMismatch> {
-    if n_want == n_got { Ok(()) } else { Err(OutputMismatch { what, n_want, n_got }) }
 }

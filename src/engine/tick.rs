@@ -16,8 +16,9 @@ use super::active::ActiveRequest;
 use super::event::{FailReason, FinishReason};
 use super::handle::{Command, EngineHandle, EngineHealth, EngineSide, Submitted};
 use super::request::EngineLimits;
-use super::scheduler::{OutputMismatch, Scheduler, SchedulerConfig, Step, Update};
+use super::scheduler::{Scheduler, SchedulerConfig};
 use super::stage::StepTicket;
+use super::step::{OutputMismatch, Step, Update};
 use super::watchdog::Watchdog;
 use crate::device::DeviceError;
 use crate::ids::{BlockId, RequestId, SlotIdx, TokenId};
@@ -262,10 +263,11 @@ impl Engine {
         self.sweep(begin)?;
         let step = self.scheduler.plan();
         let has_step = step.is_some();
+        // Launching is the device's time: a CPU runs the whole step in it.
+        let plan_time = begin.elapsed();
         if let Some(step) = step {
             self.launch(step, begin)?;
         }
-        let plan_time = begin.elapsed();
         if self.in_flight.len() > self.lag || (!has_step && !self.in_flight.is_empty()) {
             let output = self.executor.finish()?;
             let now = Instant::now();

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use flashd::engine::event::FinishReason;
-use flashd::engine::scheduler::{SETTLING_STEPS, Scheduler, SchedulerConfig, Started, Update};
+use flashd::engine::scheduler::{SETTLING_STEPS, Scheduler, SchedulerConfig};
 use flashd::engine::sequence::{Rank, SequenceSpec};
 use flashd::engine::stage::StepTicket;
+use flashd::engine::step::{Started, Update};
 use flashd::ids::{RequestId, TokenId};
 use flashd::kv::identity::CacheIdentity;
 use flashd::model::batch::{Capacity, Executor, RowKind, StepPlan};

@@ -235,6 +235,9 @@ impl FakeDevice {
             let init = slot.init.clone().expect("a bound slot");
             let state = states[wanted.run_idx][wanted.row];
             if state == u64::MAX {
+                // A row that was planned before this is known still finds a valid id.
+                slot.output.push(TokenId(0));
+                slot.last = Some(TokenId(0));
                 output.sampled.push(Err(RowError::NotFinite { position: wanted.position - 1 }));
                 continue;
             }

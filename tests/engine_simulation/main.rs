@@ -2,5 +2,7 @@
 
 mod bench;
 mod device;
+mod directed;
 mod oracle;
 mod random;
+mod server;

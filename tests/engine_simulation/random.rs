@@ -22,6 +22,8 @@ impl Rng {
 struct Traffic {
     n_requests: usize,
     max_prompt: usize,
+    /// One disturbance in as many steps.
+    steps_per_disturbance: usize,
     has_priorities: bool,
 }
 
@@ -47,7 +49,7 @@ fn random_prompt(rng: &mut Rng, answers: &[Vec<TokenId>], max_prompt: usize) -> 
 }
 
 fn random_spec(rng: &mut Rng, answers: &[Vec<TokenId>], max_prompt: usize) -> SequenceSpec {
-    let max_tokens = rng.pick(&[0, 1, 2, 10, 40, 300]);
+    let max_tokens = rng.pick(&[0, 1, 2, 10, 40, 300, 300]);
     let mut spec = spec(random_prompt(rng, answers, max_prompt), max_tokens);
     spec.sampling.seed = Some(rng.below(3) as u64);
     spec.eos = rng.pick(&[None, Some(EOS), Some(EOS)]);
@@ -59,13 +61,13 @@ fn random_spec(rng: &mut Rng, answers: &[Vec<TokenId>], max_prompt: usize) -> Se
 }
 
 /// Cancels, or ends a choice of, a living request now and then.
-fn disturb(rng: &mut Rng, bench: &mut Bench) {
+fn disturb(rng: &mut Rng, bench: &mut Bench, n_steps: usize) {
     let living: Vec<Rank> = bench.produced.iter().filter(|(_, p)| p.reason.is_none()).map(|(rank, _)| *rank).collect();
     if living.is_empty() {
         return;
     }
     let rank = living[rng.below(living.len())];
-    match rng.below(60) {
+    match rng.below(2 * n_steps) {
         0 => bench.cancel(rank.request),
         1 => bench.end(rank),
         _ => {}
@@ -86,9 +88,9 @@ fn simulate(seed: u64, size: Size, lag: usize, traffic: &Traffic) -> Bench {
             bench.add_many(spec, n, priority);
             n_added += 1;
         }
-        disturb(&mut rng, &mut bench);
+        disturb(&mut rng, &mut bench, traffic.steps_per_disturbance);
         bench.step();
-        if n_added % 50 == 0 {
+        if bench.produced.len() > 24 {
             collect(&mut bench, &mut answers);
         }
     }
@@ -105,13 +107,13 @@ fn collect(bench: &mut Bench, answers: &mut Vec<Vec<TokenId>>) {
         let tokens = bench.specs[&rank.request].prompt.iter().copied().chain(produced.tokens);
         answers.push(tokens.collect());
     }
-    let n_old = answers.len().saturating_sub(20);
+    let n_old = answers.len().saturating_sub(5);
     answers.drain(..n_old);
 }
 
 const SIZES: [Size; 4] = [
     // Room for one and a half of the longest sequences: preemption all the time.
-    Size { n_slots: 4, n_blocks: 6, n_checkpoints: 3, n_rows: 64 },
+    Size { n_slots: 4, n_blocks: 6, n_checkpoints: 6, n_rows: 64 },
     Size { n_slots: 8, n_blocks: 12, n_checkpoints: 8, n_rows: 300 },
     Size { n_slots: 3, n_blocks: 24, n_checkpoints: 40, n_rows: 1024 },
     // One slot, no checkpoint to keep.
@@ -121,21 +123,19 @@ const SIZES: [Size; 4] = [
 fn traffic(size: Size, n_requests: usize) -> Traffic {
     // The longest request, with 300 tokens of output, must fit the pool.
     let max_prompt = (size.n_blocks * 256 - 300).min(1100);
-    Traffic {
-        n_requests: if size.n_rows < 10 { n_requests / 10 } else { n_requests },
-        max_prompt,
-        has_priorities: false,
-    }
+    let (n_requests, steps_per_disturbance) = if size.n_rows < 10 { (n_requests / 10, 500) } else { (n_requests, 30) };
+    Traffic { n_requests, max_prompt, steps_per_disturbance, has_priorities: false }
 }
 
 #[test]
 fn outputs_are_a_pure_function_of_the_prompt() {
     for (seed, size) in SIZES.into_iter().enumerate() {
         for lag in 0..=1 {
-            let bench = simulate(seed as u64 * 2 + lag as u64, size, lag, &traffic(size, 2500));
+            let traffic = traffic(size, 2500);
+            let bench = simulate(seed as u64 * 2 + lag as u64, size, lag, &traffic);
             let totals = &bench.totals;
             println!("{size:?} lag {lag}: {totals:?}");
-            assert!(totals.n_finished > 100, "{totals:?}");
+            assert!(totals.n_finished > traffic.n_requests / 2, "{totals:?}");
             if size.n_checkpoints > 0 {
                 assert!(
                     totals.n_restores > 100 && totals.n_copies > 10 && totals.n_cached_tokens > 10_000,
@@ -143,7 +143,7 @@ fn outputs_are_a_pure_function_of_the_prompt() {
                 );
             }
             if size.n_slots > 3 {
-                assert!(totals.n_preempted > 20, "{totals:?}");
+                assert!(totals.n_preempted > 5, "{totals:?}");
             }
         }
     }
