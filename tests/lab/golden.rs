@@ -1,10 +1,11 @@
 //! A fixture's golden logits, and the limits an implementation must keep.
 
 use flashd::ids::TokenId;
-use flashd::model::forward::Rounding;
+use flashd::model::batch::RowKind;
+use flashd::model::forward::{Rounding, TracePoint};
 use safetensors::SafeTensors;
 
-use super::{Model, fixture};
+use super::{Feed, Model, fixture};
 
 /// A fixture: its model and the numbers to meet.
 pub struct Golden {
@@ -70,20 +71,77 @@ pub fn mode(rounding: Rounding) -> &'static str {
     }
 }
 
-/// The last token's logits of a prompt of every recorded length.
+/// The logits after a prompt of every recorded length: those of the rows of one long prompt, which have the same bits
+/// (fixtures_full runs each prompt by itself), and the short ones alone.
 pub fn check_prefill(golden: &Golden, rounding: Rounding) {
+    let want = golden.floats(&format!("prefill_logits_{}", mode(rounding)));
+    let vocab_size = golden.model.shape.vocab_size;
+    let (mut lab, limits) = (golden.model.lab(rounding), golden.limits(rounding));
+    let n_longest = golden.prefill_lens[golden.prefill_lens.len() - 1];
+    let mut sequence = lab.start(0, n_longest);
+    let rows = lab.feed(&mut sequence, &golden.tokens[..n_longest], RowKind::Prefill, 0..n_longest);
+    let mut errors = Vec::new();
+    for (&n, want) in golden.prefill_lens.iter().zip(want.chunks_exact(vocab_size)) {
+        let got = &rows[(n - 1) * vocab_size..n * vocab_size];
+        let error = max_error(got, want);
+        if n <= limits.short_len {
+            assert!(error <= limits.short, "{} {} prompt of {n}: {error}", golden.name, mode(rounding));
+        }
+        if n <= 31 {
+            let mut sequence = lab.start(0, n);
+            let alone = lab.prefill(&mut sequence, &golden.tokens[..n], n);
+            super::assert_same_bits(&alone, got, &format!("prompt of {n}"));
+        }
+        errors.push(error);
+    }
+    check_errors(golden, rounding, "prefill", errors);
+}
+
+/// A fresh prompt of every recorded length in chunks of every size, bit for bit, and the limits.
+pub fn check_prompts_in_chunks(golden: &Golden, rounding: Rounding, chunks: &[usize]) {
     let want = golden.floats(&format!("prefill_logits_{}", mode(rounding)));
     let (mut lab, limits) = (golden.model.lab(rounding), golden.limits(rounding));
     let mut errors = Vec::new();
     for (&n, want) in golden.prefill_lens.iter().zip(want.chunks_exact(golden.model.shape.vocab_size)) {
         let mut sequence = lab.start(0, n);
-        let error = max_error(&lab.prefill(&mut sequence, &golden.tokens[..n], n), want);
+        let whole = lab.prefill(&mut sequence, &golden.tokens[..n], n);
+        for &chunk in chunks.iter().filter(|chunk| **chunk < n) {
+            let mut sequence = lab.start(0, n);
+            let got = lab.prefill(&mut sequence, &golden.tokens[..n], chunk);
+            super::assert_same_bits(&got, &whole, &format!("prompt of {n} in chunks of {chunk}"));
+        }
+        let error = max_error(&whole, want);
         if n <= limits.short_len {
             assert!(error <= limits.short, "{} {} prompt of {n}: {error}", golden.name, mode(rounding));
         }
         errors.push(error);
     }
-    check_errors(golden, rounding, "prefill", errors);
+    check_errors(golden, rounding, "prompts", errors);
+}
+
+/// Residual, attention and experts of every layer at the last four positions of a 140-token prompt.
+pub fn check_trace(golden: &Golden) {
+    let mut lab = golden.model.lab(Rounding::Exact);
+    let mut sequence = lab.start(0, 140);
+    let n_rows = 140;
+    let mut worst = 0f32;
+    let mut look = |point: TracePoint, values: &[f32]| {
+        let name = match point {
+            TracePoint::Attention(layer) => format!("trace140_exact_layer{layer}_attn"),
+            TracePoint::Experts(layer) => format!("trace140_exact_layer{layer}_ffn"),
+            TracePoint::Residual(layer) => format!("trace140_exact_layer{layer}"),
+        };
+        let row = values.len() / n_rows;
+        let error = max_error(&values[(n_rows - 4) * row..], &golden.floats(&name));
+        // Rounding of f32 over up to six layers of values of about 1 (residuals up to 20).
+        assert!(error <= 1e-4, "{} {name}: {error}", golden.name);
+        worst = worst.max(error);
+    };
+    let tokens = &golden.tokens[..n_rows];
+    let feed = Feed { sequence: &mut sequence, tokens, kind: RowKind::Prefill, logit_rows: 139..140 };
+    lab.step_traced(&mut [feed], Some(&mut look));
+    println!("{} trace: worst {worst:.2e}", golden.name);
+    assert!(worst > 0.0, "nothing was compared");
 }
 
 /// The logits after every token of the recorded range, fed one at a time after a prompt.

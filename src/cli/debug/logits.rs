@@ -1,0 +1,186 @@
+//! `flashd debug logits`: the logits after a prompt and after each of some forced tokens, in any rounding mode.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use safetensors::tensor::{Dtype, TensorView};
+use serde::Deserialize;
+
+use crate::checkpoint::Checkpoint;
+use crate::device::cpu::Cpu;
+use crate::ids::{BlockId, SlotIdx, TokenId};
+use crate::model::batch::{Batch, RowKind, Run, TokenSource};
+use crate::model::cache::{BLOCK_TOKENS, Cache, CacheLayout, CachePlaces, CacheShape};
+use crate::model::forward::{Forward, Rounding};
+use crate::model::shape::ModelShape;
+use crate::model::weights::Weights;
+
+/// Rows of a prompt chunk unless `--chunk` says otherwise; the logits do not depend on it.
+const DEFAULT_CHUNK: usize = 512;
+
+/// Write the logits after a prompt, then after each forced token.
+#[derive(Clone, Debug, clap::Args)]
+pub struct LogitsArgs {
+    /// The checkpoint's directory.
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// Which roundings the arithmetic contains.
+    #[arg(long, value_enum)]
+    pub mode: Mode,
+    /// The tokens: {"prompt": [ids], "then": [ids]}.
+    #[arg(long, value_name = "FILE.json")]
+    pub tokens: PathBuf,
+    /// Where to write `logits`, F32 [1 + len(then), vocab].
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub out: PathBuf,
+    /// Prompt tokens of a step.
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK)]
+    pub chunk: usize,
+}
+
+/// [`Rounding`] as a value of the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mode {
+    /// Nothing is rounded but the weights.
+    Exact,
+    /// Cache rows and indexer queries are rounded as they are stored.
+    Kvq,
+    /// Caches, and the inputs of FP8 and MXFP4 products, as the published reference implementation does.
+    Official,
+}
+
+#[derive(Debug, Deserialize)]
+struct Tokens {
+    prompt: Vec<TokenId>,
+    #[serde(default)]
+    then: Vec<TokenId>,
+}
+
+/// One sequence and its caches.
+struct Session {
+    forward: Forward,
+    cache: Cache,
+    blocks: Vec<BlockId>,
+    n_tokens: usize,
+}
+
+impl From<Mode> for Rounding {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Exact => Self::Exact,
+            Mode::Kvq => Self::Kvq,
+            Mode::Official => Self::Official,
+        }
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// The checkpoint is refused, a file can't be read or written, or a token is outside the vocabulary.
+pub fn run(args: &LogitsArgs) -> anyhow::Result<()> {
+    let path = args.tokens.display();
+    let text = std::fs::read(&args.tokens).with_context(|| path.to_string())?;
+    let tokens: Tokens = serde_json::from_slice(&text).with_context(|| path.to_string())?;
+    let checkpoint = Checkpoint::open(&args.model)?;
+    let shape = ModelShape::from_json(checkpoint.config_json())?;
+    check(&tokens, &shape).with_context(|| path.to_string())?;
+    ensure!(args.chunk > 0, "--chunk is 0; want at least 1");
+    let weights = Arc::new(Weights::bind(&checkpoint, &shape)?);
+    let n_tokens = tokens.prompt.len() + tokens.then.len();
+    let vocab_size = shape.vocab_size;
+    let mut session = Session::new(weights, shape, args.mode.into(), n_tokens)?;
+    let mut logits = Vec::with_capacity((1 + tokens.then.len()) * vocab_size);
+    let mut last = Vec::new();
+    for chunk in tokens.prompt.chunks(args.chunk) {
+        last = session.feed(chunk, RowKind::Prefill);
+    }
+    logits.append(&mut last);
+    for token in &tokens.then {
+        logits.append(&mut session.feed(&[*token], RowKind::Decode));
+    }
+    write(&args.out, &logits, vocab_size)
+}
+
+fn check(tokens: &Tokens, shape: &ModelShape) -> anyhow::Result<()> {
+    ensure!(!tokens.prompt.is_empty(), "prompt is empty; want at least 1 token");
+    let n_tokens = tokens.prompt.len() + tokens.then.len();
+    let max_tokens = shape.max_position_embeddings;
+    ensure!(n_tokens <= max_tokens, "{n_tokens} tokens; the model takes at most {max_tokens}");
+    let is_outside = |id: &&TokenId| id.index() >= shape.vocab_size;
+    let outside = tokens.prompt.iter().chain(&tokens.then).find(is_outside);
+    if let Some(id) = outside {
+        anyhow::bail!("token {id}; the vocabulary has {}", shape.vocab_size);
+    }
+    Ok(())
+}
+
+impl Session {
+    fn new(weights: Arc<Weights>, shape: ModelShape, rounding: Rounding, n_tokens: usize) -> anyhow::Result<Self> {
+        let layout = CacheLayout::new(CacheShape::new(&shape, rounding.row_format()));
+        let n_blocks = n_tokens.div_ceil(BLOCK_TOKENS);
+        let cache = Cache::new(layout, CachePlaces { n_blocks, n_slots: 1, n_checkpoints: 0 });
+        let blocks = (0..u32::try_from(n_blocks)?).map(BlockId).collect();
+        Ok(Self { forward: Forward::new(weights, shape, rounding, Cpu::detect()?), cache, blocks, n_tokens: 0 })
+    }
+
+    /// The logits after the last of the next tokens.
+    fn feed(&mut self, tokens: &[TokenId], kind: RowKind) -> Vec<f32> {
+        let n_rows = tokens.len();
+        let run = Run {
+            slot: SlotIdx(0),
+            first_pos: self.n_tokens,
+            n_rows,
+            kind,
+            tokens: TokenSource::Host { start: 0 },
+            blocks: 0..self.blocks.len(),
+            logit_rows: n_rows - 1..n_rows,
+        };
+        let batch = Batch { runs: vec![run], token_ids: tokens.to_vec(), block_ids: self.blocks.clone() };
+        self.forward.run(&batch, tokens, &mut self.cache);
+        self.n_tokens += n_rows;
+        self.forward.logits(0, n_rows - 1).to_vec()
+    }
+}
+
+fn write(path: &Path, logits: &[f32], vocab_size: usize) -> anyhow::Result<()> {
+    let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
+    let view = TensorView::new(Dtype::F32, vec![logits.len() / vocab_size, vocab_size], &bytes)?;
+    safetensors::serialize_to_file([("logits", view)], None, path).with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writes_a_row_a_position_and_refuses_what_it_cannot_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut args = LogitsArgs {
+            model: root.join("demo-model"),
+            mode: Mode::Kvq,
+            tokens: dir.path().join("tokens.json"),
+            out: dir.path().join("logits.safetensors"),
+            chunk: 2,
+        };
+        std::fs::write(&args.tokens, r#"{"prompt": [0, 5, 9, 11], "then": [7, 8]}"#).unwrap();
+        run(&args).unwrap();
+        let first = std::fs::read(&args.out).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&first).unwrap();
+        assert_eq!(file.tensor("logits").unwrap().shape(), [3, 3072]);
+        args.chunk = 512;
+        run(&args).unwrap();
+        assert!(first == std::fs::read(&args.out).unwrap());
+        for (text, want) in [
+            (r#"{"prompt": []}"#, "prompt is empty"),
+            (r#"{"prompt": [3072]}"#, "token 3072; the vocabulary has 3072"),
+            (r#"{"prompt": [-1]}"#, "invalid value"),
+        ] {
+            std::fs::write(&args.tokens, text).unwrap();
+            let error = format!("{:#}", run(&args).unwrap_err());
+            assert!(error.contains(want), "{error}");
+        }
+    }
+}
