@@ -153,12 +153,12 @@ impl ChoiceText {
         self.n_reasoning_tokens += usize::from(self.reasoning_open);
         let mut delta = Delta { parts: std::mem::take(&mut self.pending), ..Delta::default() };
         let scored = ScoredText { token, start_char: self.n_chars, logprobs };
-        let is_end = self.is_end(token);
-        let text = if is_end { String::new() } else { self.decode(token) };
+        let is_silent = self.is_end(token) || self.is_stray_mark(token);
+        let text = if is_silent { String::new() } else { self.decode(token) };
         self.n_chars += text.chars().count();
         if let Some(aligner) = &mut self.aligner {
             aligner.grow(text.len());
-            if !is_end && (self.options.show_hidden || !self.tokenizer.is_hidden(token)) {
+            if !is_silent && (self.options.show_hidden || !self.tokenizer.is_hidden(token)) {
                 aligner.add(scored.clone(), text.len());
             }
         }
@@ -204,6 +204,19 @@ impl ChoiceText {
 
     fn is_end(&self, token: TokenId) -> bool {
         self.options.stop_token_ids.contains(&token) || (token == self.tokenizer.eos() && !self.options.ignore_eos)
+    }
+
+    /// A mark of reasoning, as its control token, where a chat answer has none to open or close: it must not show as text.
+    /// The same characters spelt in ordinary tokens are text.
+    fn is_stray_mark(&self, token: TokenId) -> bool {
+        if self.parser.is_none() || self.options.show_hidden {
+            return false;
+        }
+        match self.tokenizer.token_bytes(token) {
+            Some(b"<think>") => true,
+            Some(END_OF_THINKING) => !self.reasoning_open,
+            _ => false,
+        }
     }
 
     fn decode(&mut self, token: TokenId) -> String {

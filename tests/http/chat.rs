@@ -346,6 +346,23 @@ async fn control_tokens_never_show() {
 }
 
 #[tokio::test]
+async fn stray_marks_of_reasoning_never_show() {
+    let tokenizer = tokenizer();
+    let mark = |text: &str| vec![tokenizer.control(text).unwrap()];
+    let text = |text: &str| tokenizer.encode_text(text).unwrap();
+    let (open, close) = (mark("<think>"), mark("</think>"));
+    let tokens = [&open[..], &text("why"), &close, &text("so "), &close, &open, &text("it </think>is"), &close].concat();
+    for (kind, reasoning, content) in [("enabled", "why", "so it </think>is"), ("disabled", "", "whyso it </think>is")] {
+        let server = Server::new(Script::new(tokens.clone()));
+        let fields = json!({"thinking": {"type": kind}});
+        let whole = server.chat(fields.clone()).await.ok();
+        assert_eq!(whole["choices"][0]["message"]["content"], content);
+        assert_eq!(whole["choices"][0]["message"]["reasoning"].as_str().unwrap_or_default(), reasoning);
+        assert_eq!(fold_chat(&server.chat_stream(fields).await), [choice_of(&whole, 0)]);
+    }
+}
+
+#[tokio::test]
 async fn stop_ids_and_ignored_ends() {
     let mut scripted = script_in("abc", 1);
     let stop = scripted.tokens[1];
