@@ -160,7 +160,7 @@ fn bits_do_not_depend_on_the_rest_of_the_batch() {
 }
 
 /// A checkpoint at any length goes on in another slot, on shared blocks with a copy of the partly filled one, while the first
-/// sequence goes another way; both give the bits of a sequence that was never interrupted (faults D1, D6, D8).
+/// sequence goes another way; both give the bits of a sequence that was never interrupted.
 #[test]
 fn bits_do_not_depend_on_checkpoints() {
     for name in ["small", "odd"] {

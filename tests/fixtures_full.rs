@@ -33,7 +33,7 @@ fn official() {
 }
 
 /// From every position of a group of 128: K = 1 to 7 drafts of which any number is right, then plain decoding until the groups
-/// that the drafts reached into are complete and seen (faults F2, F3).
+/// that the drafts reached into are complete and seen.
 #[test]
 fn every_rejection_at_every_position() {
     let golden = Golden::load("odd");

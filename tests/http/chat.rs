@@ -351,8 +351,10 @@ async fn stray_marks_of_reasoning_never_show() {
     let mark = |text: &str| vec![tokenizer.control(text).unwrap()];
     let text = |text: &str| tokenizer.encode_text(text).unwrap();
     let (open, close) = (mark("<think>"), mark("</think>"));
-    let tokens = [&open[..], &text("why"), &close, &text("so "), &close, &open, &text("it </think>is"), &close].concat();
-    for (kind, reasoning, content) in [("enabled", "why", "so it </think>is"), ("disabled", "", "whyso it </think>is")] {
+    let tokens =
+        [&open[..], &text("why"), &close, &text("so "), &close, &open, &text("it </think>is"), &close].concat();
+    for (kind, reasoning, content) in [("enabled", "why", "so it </think>is"), ("disabled", "", "whyso it </think>is")]
+    {
         let server = Server::new(Script::new(tokens.clone()));
         let fields = json!({"thinking": {"type": kind}});
         let whole = server.chat(fields.clone()).await.ok();

@@ -261,7 +261,7 @@ impl StreamParser {
         }
         let (start, mark) = self.find_mark(view, is_last, end);
         let is_held = !matches!(mark, Look::No) || !is_last;
-        let breaks = if is_held && self.sees_calls() { trailing_breaks(&view[..start]) } else { 0 };
+        let breaks = if is_held && self.sees_calls() { tags::trailing_breaks(&view[..start]) } else { 0 };
         if start > breaks {
             return self.text(&view[..start - breaks], out);
         }
@@ -590,11 +590,6 @@ fn push_part(part: Part, out: &mut Vec<Part>) {
 /// The bytes at the end of `text` that may be the start of the closing mark.
 fn partial_close(text: &str) -> usize {
     (1..END_THINK.len()).rev().find(|length| text.ends_with(&END_THINK[..*length])).unwrap_or_default()
-}
-
-/// Line ends at the end of `text`, at most two.
-fn trailing_breaks(text: &str) -> usize {
-    text.bytes().rev().take(2).take_while(|byte| *byte == b'\n').count()
 }
 
 #[cfg(test)]

@@ -154,6 +154,11 @@ fn named<'a>(text: &'a str, prefix: &str) -> Look<&'a str> {
     Look::Maybe
 }
 
+/// Line ends at the end of `text`, at most two.
+pub fn trailing_breaks(text: &str) -> usize {
+    text.bytes().rev().take(2).take_while(|byte| *byte == b'\n').count()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
