@@ -191,13 +191,13 @@ mod tests {
     fn a_token_alone_gives_the_bits_it_gives_in_a_batch() {
         let mut rng = Rng(2);
         for cpu in cpus() {
-            for kind in STORED {
-                let (n, k, t) = (70, 160, 29);
+            for (kind, k) in STORED.into_iter().flat_map(|kind| [(kind, 160), (kind, 384)]) {
+                let (n, t) = (70, 29);
                 let (w, x) = (matrix(&mut rng, kind, n, k), rng.floats(t * k));
                 let y = run_dense(&cpu, &x, &w, t);
                 for i in 0..t {
                     let one = run_dense(&cpu, &x[i * k..(i + 1) * k], &w, 1);
-                    assert_eq!(bits(&one), bits(&y[i * n..(i + 1) * n]), "{kind:?} token {i} {:?}", cpu.level());
+                    assert_eq!(bits(&one), bits(&y[i * n..(i + 1) * n]), "{kind:?} {k} token {i} {:?}", cpu.level());
                 }
             }
         }
@@ -236,6 +236,28 @@ mod tests {
             for (i, row) in y.chunks_exact(y_stride).enumerate() {
                 assert!(max_error(&row[..16], &want[16 * i..16 * (i + 1)]) < 2e-6);
                 assert!(row[16..].iter().all(|y| *y == -7.0));
+            }
+        }
+    }
+
+    #[test]
+    fn scales_at_both_ends_take_every_path() {
+        let mut rng = Rng(7);
+        for scale in [0, 1, 246, 247, 254] {
+            let Matrix { n_rows, n_cols, mut data } = matrix(&mut rng, Stored::Fp8, 9, 256);
+            if let MatrixData::Fp8 { codes, scales } = &mut data {
+                *scales = bytes::Bytes::from(vec![scale; 2]);
+                // The largest codes overflow under the largest scales.
+                *codes = codes.iter().map(|c| c & 0xBF).collect::<Vec<u8>>().into();
+            }
+            let w = Matrix { n_rows, n_cols, data };
+            let x: Vec<f32> = rng.floats(3 * 256).into_iter().map(|x| x * 1e-3).collect();
+            let mut first: Option<Vec<u32>> = None;
+            for cpu in cpus() {
+                let y = run_dense(&cpu, &x, &w, 3);
+                assert!(y.iter().all(|y| y.is_finite()) && y.iter().any(|y| *y != 0.0), "{scale}");
+                assert_eq!(*first.get_or_insert(bits(&y)), bits(&y), "{scale} {:?}", cpu.level());
+                assert_eq!(bits(&y[..9]), bits(&run_dense(&cpu, &x[..256], &w, 1)), "{scale} {:?}", cpu.level());
             }
         }
     }

@@ -1,8 +1,7 @@
 //! Attention of one query over an explicit list of latent rows, and the pooling of a compressed row.
 
-use super::linear;
 use super::math::exp;
-use super::simd::{LANES, MAX_TILE_TOKENS, Portable, Simd, TILE_ROWS};
+use super::simd::{BLOCK_TOKENS, LANES, Portable, Simd, TILE_ROWS};
 
 simd_fn! {
     /// `scores[h * rows.len() + r] = (q[h] . rows[r]) * scale`.
@@ -31,19 +30,20 @@ unsafe fn scores_kernel<S: Simd>(q: &[f32], rows: &[&[f32]], scale: f32, scores:
     assert!(d % LANES == 0 && q.len() % d == 0, "attention: row of {d}, q of {}", q.len());
     let n_heads = q.len() / d;
     for (group, four) in rows.chunks(TILE_ROWS).enumerate() {
-        let w: [&[f32]; TILE_ROWS] = std::array::from_fn(|r| &four[r.min(four.len() - 1)][..d]);
-        let mut head = 0;
-        while head < n_heads {
-            let n = linear::tile_tokens::<S>(n_heads - head);
-            let mut sums = [[0.0; TILE_ROWS]; MAX_TILE_TOKENS];
+        // A short group repeats its last row; the extra sums are dropped.
+        let last = four.len() - 1;
+        let w = [&four[0][..d], &four[1.min(last)][..d], &four[2.min(last)][..d], &four[3.min(last)][..d]];
+        for head in (0..n_heads).step_by(BLOCK_TOKENS) {
+            let n = (n_heads - head).min(BLOCK_TOKENS);
+            let mut sums = [[0.0; TILE_ROWS]; BLOCK_TOKENS];
             // SAFETY: q holds n heads of d elements from `head`; the caller vouches for the instruction set.
-            unsafe { S::dot_tile_n(n, w, &q[head * d..(head + n) * d], d, &mut sums) };
+            unsafe { S::dot_block(n, w, &q[head * d..(head + n) * d], d, &mut sums) };
             for (h, sums) in sums[..n].iter().enumerate() {
-                for (r, sum) in sums[..four.len()].iter().enumerate() {
-                    scores[(head + h) * rows.len() + group * TILE_ROWS + r] = sum * scale;
+                let at = (head + h) * rows.len() + group * TILE_ROWS;
+                for (score, sum) in scores[at..at + four.len()].iter_mut().zip(sums) {
+                    *score = sum * scale;
                 }
             }
-            head += n;
         }
     }
 }

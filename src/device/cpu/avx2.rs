@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::simd::{Simd, TILE_ROWS, TileSums};
+use super::simd::{Simd, TILE_ROWS, BlockSums};
 
 /// Two of these registers hold the 16 virtual lanes.
 pub struct Avx2;
@@ -84,13 +84,16 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn load_f8e4m3fn_scaled(from: *const u8) -> __m256 {
+    unsafe fn load_f8e4m3fn_scaled<const NAN: bool>(from: *const u8) -> __m256 {
         // SAFETY: see above; eight bytes are read.
         unsafe {
             // A code in the high byte, shifted down one with its sign kept, has its fields where a half float wants them;
             // the bias differs by 8. Bit 14 is a copy of the sign and goes away.
             let high = _mm_unpacklo_epi8(_mm_setzero_si128(), _mm_loadl_epi64(from.cast()));
             let half = _mm_and_si128(_mm_srai_epi16::<1>(high), _mm_set1_epi16(0xBF80u16 as i16));
+            if !NAN {
+                return _mm256_cvtph_ps(half);
+            }
             // The two NaN codes become all ones, a half-float NaN.
             let nan_code = _mm_set1_epi16(0x3F80);
             let nan = _mm_cmpeq_epi16(_mm_and_si128(half, nan_code), nan_code);
@@ -115,9 +118,9 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn dot_tile_n(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut TileSums) {
+    unsafe fn dot_block(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut BlockSums) {
         // SAFETY: see above; passed on unchanged.
-        unsafe { tile_n(n, w, x, x_stride, sums) }
+        unsafe { block(n, w, x, x_stride, sums) }
     }
     #[inline(always)]
     unsafe fn fold4(lanes: *const f32, stride: usize, to: *mut f32) {
@@ -132,12 +135,12 @@ impl Simd for Avx2 {
     }
 }
 
-/// One function for all uses of the dot tile.
+/// One function for all uses of the dot kernel.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline(never)]
-unsafe fn tile_n(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut TileSums) {
+unsafe fn block(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut BlockSums) {
     // SAFETY: passed on unchanged.
-    unsafe { super::linear::dot_tile_n::<Avx2>(n, w, x, x_stride, sums) }
+    unsafe { super::linear::dot_block::<Avx2>(n, w, x, x_stride, sums) }
 }
 
 /// The half-float high bytes of the sixteen nibbles in the low eight bytes, low nibble first.

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::avx2::{e2m1_half_bytes, fold_last};
-use super::simd::{Simd, TILE_ROWS, TileSums};
+use super::simd::{Simd, TILE_ROWS, BlockSums};
 
 /// One of these registers holds the 16 virtual lanes.
 pub struct Avx512;
@@ -79,12 +79,15 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn load_f8e4m3fn_scaled(from: *const u8) -> __m512 {
+    unsafe fn load_f8e4m3fn_scaled<const NAN: bool>(from: *const u8) -> __m512 {
         // SAFETY: see above; sixteen bytes are read.
         unsafe {
             // As on AVX2: the fields of a code moved to where a half float wants them, the two NaN codes made all ones.
             let high = _mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast())));
             let half = _mm256_and_si256(_mm256_srai_epi16::<1>(high), _mm256_set1_epi16(0xBF80u16 as i16));
+            if !NAN {
+                return _mm512_cvtph_ps(half);
+            }
             let nan_code = _mm256_set1_epi16(0x3F80);
             let nan = _mm256_cmpeq_epi16(_mm256_and_si256(half, nan_code), nan_code);
             _mm512_cvtph_ps(_mm256_or_si256(half, nan))
@@ -109,9 +112,9 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn dot_tile_n(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut TileSums) {
+    unsafe fn dot_block(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut BlockSums) {
         // SAFETY: see above; passed on unchanged.
-        unsafe { tile_n(n, w, x, x_stride, sums) }
+        unsafe { block(n, w, x, x_stride, sums) }
     }
     #[inline(always)]
     unsafe fn fold4(lanes: *const f32, stride: usize, to: *mut f32) {
@@ -126,12 +129,12 @@ impl Simd for Avx512 {
     }
 }
 
-/// One function for all uses of the dot tile.
+/// One function for all uses of the dot kernel.
 #[target_feature(enable = "avx512f,avx2,fma,f16c")]
 #[inline(never)]
-unsafe fn tile_n(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut TileSums) {
+unsafe fn block(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut BlockSums) {
     // SAFETY: passed on unchanged.
-    unsafe { super::linear::dot_tile_n::<Avx512>(n, w, x, x_stride, sums) }
+    unsafe { super::linear::dot_block::<Avx512>(n, w, x, x_stride, sums) }
 }
 
 /// Sixteen half floats given by their high bytes.

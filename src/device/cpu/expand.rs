@@ -35,7 +35,7 @@ pub(crate) unsafe fn expand_row_kernel<S: Simd>(weight: &Matrix, row: usize, out
             let per_row = k.div_ceil(FP8_BLOCK);
             let scales = &scales[row / FP8_BLOCK * per_row..][..per_row];
             // SAFETY: the caller vouches for the instruction set.
-            unsafe { decode_fp8_kernel::<S>(&codes[row * k..][..k], scales, FP8_BLOCK, out) };
+            unsafe { decode_codes::<S, false>(&codes[row * k..][..k], scales, FP8_BLOCK, out) };
         }
         MatrixData::Mxfp4 { codes, scales } => {
             let scales = &scales[row * k / MXFP4_BLOCK..][..k / MXFP4_BLOCK];
@@ -50,9 +50,15 @@ pub(crate) unsafe fn expand_row_kernel<S: Simd>(weight: &Matrix, row: usize, out
 
 #[inline(always)]
 unsafe fn decode_fp8_kernel<S: Simd>(codes: &[u8], scales: &[u8], group: usize, out: &mut [f32]) {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe { decode_codes::<S, true>(codes, scales, group, out) }
+}
+
+#[inline(always)]
+unsafe fn decode_codes<S: Simd, const NAN: bool>(codes: &[u8], scales: &[u8], group: usize, out: &mut [f32]) {
     for ((codes, out), scale) in codes.chunks(group).zip(out.chunks_mut(group)).zip(scales) {
         // SAFETY: the caller vouches for the instruction set.
-        unsafe { expand_fp8::<S>(codes, *scale, out) };
+        unsafe { expand_fp8::<S, NAN>(codes, *scale, out) };
     }
 }
 
@@ -70,14 +76,14 @@ unsafe fn decode_e2m1_kernel<S: Simd>(codes: &[u8], scales: &[u8], out: &mut [f3
 /// # Safety
 /// The instruction set of `S` must be present.
 #[inline(always)]
-unsafe fn expand_fp8<S: Simd>(codes: &[u8], scale: u8, out: &mut [f32]) {
+unsafe fn expand_fp8<S: Simd, const NAN: bool>(codes: &[u8], scale: u8, out: &mut [f32]) {
     let n = codes.len().min(out.len());
     let n_vector = if scale > MAX_LIFTED_E8M0 { 0 } else { n - n % S::WIDTH };
     let lifted = e8m0_to_f32(scale) * 256.0;
     for i in (0..n_vector).step_by(S::WIDTH) {
         // SAFETY: i + WIDTH <= n, the length of both slices; the caller vouches for the instruction set.
         unsafe {
-            let v = S::load_f8e4m3fn_scaled(codes.as_ptr().add(i));
+            let v = S::load_f8e4m3fn_scaled::<NAN>(codes.as_ptr().add(i));
             S::store(out.as_mut_ptr().add(i), S::mul(v, S::splat(lifted)));
         }
     }

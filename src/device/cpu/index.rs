@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::linear::tile_tokens;
-use super::simd::{LANES, MAX_TILE_TOKENS, Simd, TILE_ROWS};
+use super::linear::four_rows;
+use super::simd::{BLOCK_TOKENS, LANES, Simd, TILE_ROWS};
 use super::{Cpu, Shared};
 
 /// Keys decoded at a time; they stay in the first-level cache.
@@ -77,24 +77,20 @@ unsafe fn score_row_kernel<S: Simd>(row: &Row, scores: &mut [f32]) {
     let (n_heads, d) = (row.weights.len(), row.dims);
     assert!(row.iq.len() == n_heads * d, "index_score: iq of {}, want {n_heads} x {d}", row.iq.len());
     for (keys, scores) in row.keys.chunks(TILE_ROWS * d).zip(scores.chunks_mut(TILE_ROWS)) {
-        let n = keys.len() / d;
-        let w: [&[f32]; TILE_ROWS] = std::array::from_fn(|r| &keys[r.min(n - 1) * d..][..d]);
+        let w = four_rows(keys, d);
         let mut totals = [0.0f32; TILE_ROWS];
-        let mut head = 0;
-        while head < n_heads {
-            let n_tile = tile_tokens::<S>(n_heads - head);
-            let mut sums = [[0.0; TILE_ROWS]; MAX_TILE_TOKENS];
-            // SAFETY: iq holds n_tile heads of d elements from `head`, every key d; the caller vouches for the
-            // instruction set.
-            unsafe { S::dot_tile_n(n_tile, w, &row.iq[head * d..(head + n_tile) * d], d, &mut sums) };
-            for (weight, sums) in row.weights[head..head + n_tile].iter().zip(&sums) {
+        for head in (0..n_heads).step_by(BLOCK_TOKENS) {
+            let n = (n_heads - head).min(BLOCK_TOKENS);
+            let mut sums = [[0.0; TILE_ROWS]; BLOCK_TOKENS];
+            // SAFETY: iq holds n heads of d elements from `head`, every key d; the caller vouches for the instruction set.
+            unsafe { S::dot_block(n, w, &row.iq[head * d..(head + n) * d], d, &mut sums) };
+            for (weight, sums) in row.weights[head..head + n].iter().zip(&sums) {
                 for (total, dot) in totals.iter_mut().zip(sums) {
                     let positive = if *dot < 0.0 { 0.0 } else { *dot };
                     *total = weight.mul_add(positive, *total);
                 }
             }
-            head += n_tile;
         }
-        scores.copy_from_slice(&totals[..n]);
+        scores.copy_from_slice(&totals[..scores.len()]);
     }
 }

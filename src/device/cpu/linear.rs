@@ -7,14 +7,12 @@ use std::ops::Range;
 
 use super::expand::expand_row_kernel;
 use super::row_dot::dot_4_rows;
-use super::simd::{LANES, MAX_TILE_TOKENS, Simd, TILE_ROWS, TileSums};
+use super::simd::{BLOCK_TOKENS, BlockSums, LANES, Simd, TILE_ROWS};
 use super::{Cpu, Shared};
-use crate::tensor::matrix::Matrix;
+use crate::tensor::matrix::{Matrix, MatrixData};
 
 /// Weight rows expanded at a time: with a few tokens they stay in the first-level cache.
 const PANEL_ROWS: usize = 16;
-/// Tokens that go through a panel before the next four rows are taken.
-const TOKEN_BLOCK: usize = 12;
 /// Multiply-adds that are worth handing to another thread.
 const MIN_PART_WORK: usize = 1 << 15;
 /// Tokens of a part when there are enough weight rows to keep all threads busy.
@@ -156,6 +154,11 @@ unsafe fn run_tile_kernel<S: Simd>(tile: &Tile, panel: &mut Vec<f32>) {
         return;
     }
     let k_padded = tile.weight.n_cols.next_multiple_of(LANES);
+    if let (MatrixData::F32 { values }, true) = (&tile.weight.data, k_padded == tile.weight.n_cols) {
+        let rows = &values[tile.rows.start * k_padded..tile.rows.end * k_padded];
+        // SAFETY: as above.
+        return unsafe { panel_times_tokens::<S>(rows, k_padded, tile.rows.clone(), tile) };
+    }
     if panel.len() < PANEL_ROWS * k_padded {
         panel.resize(PANEL_ROWS * k_padded, 0.0);
     }
@@ -193,77 +196,90 @@ unsafe fn one_token<S: Simd>(tile: &Tile) -> bool {
     true
 }
 
-/// A panel of expanded rows times all tokens of the tile.
+/// A panel of expanded rows times all tokens of the tile: a block of tokens goes through all rows before the next one.
 #[inline(always)]
 unsafe fn panel_times_tokens<S: Simd>(panel: &[f32], k_padded: usize, rows: Range<usize>, tile: &Tile) {
-    for block in tile.tokens.clone().step_by(TOKEN_BLOCK) {
-        let block_end = (block + TOKEN_BLOCK).min(tile.tokens.end);
+    for token in tile.tokens.clone().step_by(BLOCK_TOKENS) {
+        let n = (tile.tokens.end - token).min(BLOCK_TOKENS);
+        let x = &tile.x[token * tile.x_stride..(token + n - 1) * tile.x_stride + k_padded];
         for first in (0..rows.len()).step_by(TILE_ROWS) {
             let n_rows = (rows.len() - first).min(TILE_ROWS);
-            // A short group repeats its last row; the extra sums are dropped.
-            let w: [&[f32]; TILE_ROWS] =
-                std::array::from_fn(|r| &panel[(first + r.min(n_rows - 1)) * k_padded..][..k_padded]);
+            let w = four_rows(&panel[first * k_padded..(first + n_rows) * k_padded], k_padded);
+            let mut sums = [[0.0; TILE_ROWS]; BLOCK_TOKENS];
+            // SAFETY: every x row of the block has k_padded elements inside `x`; the caller vouches for the instruction set.
+            unsafe { S::dot_block(n, w, x, tile.x_stride, &mut sums) };
             let column = rows.start + first - tile.first_row;
-            let mut token = block;
-            while token < block_end {
-                let n = tile_tokens::<S>(block_end - token);
-                let x = &tile.x[token * tile.x_stride..(token + n - 1) * tile.x_stride + k_padded];
-                let mut sums = [[0.0; TILE_ROWS]; MAX_TILE_TOKENS];
-                // SAFETY: every x row of the tile has k_padded elements inside `x`; the caller vouches for the
-                // instruction set.
-                unsafe { S::dot_tile_n(n, w, x, tile.x_stride, &mut sums) };
-                for (t, sums) in sums[..n].iter().enumerate() {
-                    let at = (token + t) * tile.y_stride + column;
-                    // SAFETY: tiles write disjoint elements of y (parts of a problem are, and problems own their y).
-                    unsafe { tile.y.range(at..at + n_rows) }.copy_from_slice(&sums[..n_rows]);
+            for (t, sums) in sums[..n].iter().enumerate() {
+                let at = (token + t) * tile.y_stride + column;
+                // SAFETY: tiles write disjoint elements of y (parts of a problem are, and problems own their y).
+                let y = unsafe { tile.y.range(at..at + n_rows) };
+                // Copying a fixed number of floats is one instruction, not a call.
+                if let Ok(y) = <&mut [f32; TILE_ROWS]>::try_from(&mut *y) {
+                    *y = *sums;
+                } else {
+                    y.copy_from_slice(&sums[..n_rows]);
                 }
-                token += n;
             }
         }
     }
 }
 
-/// How many of `left` tokens the next tile takes: tiles of one call are about equal, since a small one leaves units idle.
+/// Up to four rows of `k` elements; a short group repeats its last row, and the extra sums are dropped.
 #[inline(always)]
-pub(crate) fn tile_tokens<S: Simd>(left: usize) -> usize {
-    left.div_ceil(left.div_ceil(S::TILE_TOKENS).max(1))
+pub(crate) fn four_rows(rows: &[f32], k: usize) -> [&[f32]; TILE_ROWS] {
+    let last = (rows.len() / k).saturating_sub(1);
+    let row = |r: usize| &rows[r.min(last) * k..][..k];
+    [row(0), row(1), row(2), row(3)]
 }
 
-/// Four weight rows times n tokens: `sums[t][r]`.
+/// Four weight rows times up to `BLOCK_TOKENS` tokens: `sums[t][r]`.
 ///
 /// # Safety
 /// The instruction set of `S` must be present, `x` must hold n rows of `w[0].len()` elements at `x_stride`, and all w rows
 /// have one length, a multiple of 16.
 #[inline(always)]
-pub(crate) unsafe fn dot_tile_n<S: Simd>(
+pub(crate) unsafe fn dot_block<S: Simd>(
     n: usize,
     w: [&[f32]; TILE_ROWS],
     x: &[f32],
     x_stride: usize,
-    sums: &mut TileSums,
+    sums: &mut BlockSums,
 ) {
-    // SAFETY: passed on unchanged.
-    unsafe {
-        match n {
-            1 => dot_tile::<S, 1>(w, x, x_stride, sums),
-            2 => dot_tile::<S, 2>(w, x, x_stride, sums),
-            // The comparison is of constants: a level has only the sizes that fit its registers.
-            _ if S::TILE_TOKENS == 2 => dot_tile::<S, 2>(w, x, x_stride, sums),
-            3 => dot_tile::<S, 3>(w, x, x_stride, sums),
-            _ if S::TILE_TOKENS == 3 => dot_tile::<S, 3>(w, x, x_stride, sums),
-            4 => dot_tile::<S, 4>(w, x, x_stride, sums),
-            5 => dot_tile::<S, 5>(w, x, x_stride, sums),
-            _ => dot_tile::<S, 6>(w, x, x_stride, sums),
+    let mut token = 0;
+    while token < n.min(BLOCK_TOKENS) {
+        let left = n - token;
+        // Tiles of a block are about equal: a small one leaves units idle.
+        let n_tile = left.div_ceil(left.div_ceil(S::TILE_TOKENS));
+        let (x, sums) = (&x[token * x_stride..], &mut sums[token..token + n_tile]);
+        // SAFETY: passed on; the tile's tokens are some of the block's. The comparisons are of constants: a level has only the
+        // sizes that fit its registers.
+        unsafe {
+            match n_tile {
+                1 => dot_tile::<S, 1>(w, x, x_stride, sums),
+                2 => dot_tile::<S, 2>(w, x, x_stride, sums),
+                _ if S::TILE_TOKENS == 2 => dot_tile::<S, 2>(w, x, x_stride, sums),
+                3 => dot_tile::<S, 3>(w, x, x_stride, sums),
+                _ if S::TILE_TOKENS == 3 => dot_tile::<S, 3>(w, x, x_stride, sums),
+                4 => dot_tile::<S, 4>(w, x, x_stride, sums),
+                5 => dot_tile::<S, 5>(w, x, x_stride, sums),
+                _ => dot_tile::<S, 6>(w, x, x_stride, sums),
+            }
         }
+        token += n_tile;
     }
 }
 
 /// The innermost loop: 4 x T accumulators of one register each, one pass over K for each part of the 16 lanes.
 ///
 /// # Safety
-/// As for [`dot_tile_n`].
+/// As for [`dot_block`].
 #[inline(always)]
-unsafe fn dot_tile<S: Simd, const T: usize>(w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut TileSums) {
+unsafe fn dot_tile<S: Simd, const T: usize>(
+    w: [&[f32]; TILE_ROWS],
+    x: &[f32],
+    x_stride: usize,
+    sums: &mut [[f32; TILE_ROWS]],
+) {
     let k = w[0].len();
     let w = [w[0].as_ptr(), w[1].as_ptr(), w[2].as_ptr(), w[3].as_ptr()];
     let mut x = [x.as_ptr(); T];

@@ -2,7 +2,7 @@
 
 use std::arch::aarch64::*;
 
-use super::simd::{Simd, TILE_ROWS, TileSums};
+use super::simd::{Simd, TILE_ROWS, BlockSums};
 
 /// Four of these registers hold the 16 virtual lanes.
 pub struct Neon;
@@ -79,13 +79,13 @@ impl Simd for Neon {
         unsafe { vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)))) }
     }
     #[inline(always)]
-    unsafe fn load_f8e4m3fn_scaled(from: *const u8) -> float32x4_t {
+    unsafe fn load_f8e4m3fn_scaled<const NAN: bool>(from: *const u8) -> float32x4_t {
         // SAFETY: see above; four bytes are read.
         unsafe {
             let code = load_4_bytes(from);
             let magnitude = vandq_u32(code, vdupq_n_u32(0x7F));
             // The two NaN codes become all ones, an f32 NaN.
-            let nan = vceqq_u32(magnitude, vdupq_n_u32(0x7F));
+            let nan = if NAN { vceqq_u32(magnitude, vdupq_n_u32(0x7F)) } else { vdupq_n_u32(0) };
             let sign = vshlq_n_u32::<24>(vandq_u32(code, vdupq_n_u32(0x80)));
             let bits = vorrq_u32(vorrq_u32(sign, vshlq_n_u32::<20>(magnitude)), nan);
             vmulq_f32(vreinterpretq_f32_u32(bits), vdupq_n_f32(F8E4M3FN_LIFT))
@@ -106,9 +106,9 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
-    unsafe fn dot_tile_n(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut TileSums) {
+    unsafe fn dot_block(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut BlockSums) {
         // SAFETY: see above; passed on unchanged.
-        unsafe { tile_n(n, w, x, x_stride, sums) }
+        unsafe { block(n, w, x, x_stride, sums) }
     }
     #[inline(always)]
     unsafe fn fold4(lanes: *const f32, stride: usize, to: *mut f32) {
@@ -126,11 +126,11 @@ impl Simd for Neon {
     }
 }
 
-/// One function for all uses of the dot tile.
+/// One function for all uses of the dot kernel.
 #[inline(never)]
-unsafe fn tile_n(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut TileSums) {
+unsafe fn block(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut BlockSums) {
     // SAFETY: passed on unchanged.
-    unsafe { super::linear::dot_tile_n::<Neon>(n, w, x, x_stride, sums) }
+    unsafe { super::linear::dot_block::<Neon>(n, w, x, x_stride, sums) }
 }
 
 /// Four bytes, each in 32 bits.

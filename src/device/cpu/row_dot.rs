@@ -8,6 +8,8 @@ use crate::tensor::matrix::{FP8_BLOCK, MXFP4_BLOCK, Matrix, MatrixData};
 
 /// Columns must be a multiple of this for the path to be taken.
 const BLOCK: usize = FP8_BLOCK;
+/// Rows of one pass over K.
+const PASS_ROWS: usize = 2;
 /// Scale bytes up to this one can be multiplied by 2^8 without overflow.
 const MAX_LIFTED_E8M0: u8 = 246;
 
@@ -83,14 +85,34 @@ fn quad<T>(all: &[T], rows: [usize; 4], len: usize) -> [&[T]; 4] {
 
 #[inline(always)]
 unsafe fn dot_rows<S: Simd, R: StoredRows>(rows: &R, k: usize, x: &[f32], sums: &mut [f32; 4]) {
+    let mut lanes = [[0.0f32; LANES]; TILE_ROWS];
+    // SAFETY: passed on unchanged; four rows of 16 lanes are read.
+    unsafe {
+        // Two rows at a time: four and their scales do not fit the 16 registers of AVX2 beside what expands the codes.
+        for first in (0..TILE_ROWS).step_by(PASS_ROWS) {
+            dot_pass::<S, R>(rows, first, k, x, &mut lanes);
+        }
+        S::fold4(lanes.as_ptr().cast(), LANES, sums.as_mut_ptr());
+    }
+}
+
+/// The lanes of `PASS_ROWS` rows from `first`.
+#[inline(always)]
+unsafe fn dot_pass<S: Simd, R: StoredRows>(
+    rows: &R,
+    first: usize,
+    k: usize,
+    x: &[f32],
+    lanes: &mut [[f32; LANES]; TILE_ROWS],
+) {
     let n_parts = LANES / S::WIDTH;
     // SAFETY: columns stay below k, a multiple of 128 and so of every SCALE_COLUMNS and of 2 WIDTH; x has k floats.
     unsafe {
-        let mut acc = [[S::splat(0.0); LANES]; TILE_ROWS];
+        let mut acc = [[S::splat(0.0); LANES]; PASS_ROWS];
         for block in (0..k).step_by(R::SCALE_COLUMNS) {
-            let mut scale = [S::splat(0.0); TILE_ROWS];
-            for r in 0..TILE_ROWS {
-                scale[r] = S::splat(rows.scale(r, block / R::SCALE_COLUMNS));
+            let mut scale = [S::splat(0.0); PASS_ROWS];
+            for r in 0..PASS_ROWS {
+                scale[r] = S::splat(rows.scale(first + r, block / R::SCALE_COLUMNS));
             }
             for step in (0..R::SCALE_COLUMNS).step_by(LANES.max(2 * S::WIDTH)) {
                 let mut column = block + step;
@@ -98,8 +120,8 @@ unsafe fn dot_rows<S: Simd, R: StoredRows>(rows: &R, k: usize, x: &[f32], sums: 
                 for pair in 0..n_parts.div_ceil(2) {
                     let (a, b) = (2 * pair % n_parts, (2 * pair + 1) % n_parts);
                     let (x_a, x_b) = (S::load(x.as_ptr().add(column)), S::load(x.as_ptr().add(column + S::WIDTH)));
-                    for r in 0..TILE_ROWS {
-                        let [w_a, w_b] = rows.load2::<S>(r, column, scale[r]);
+                    for r in 0..PASS_ROWS {
+                        let [w_a, w_b] = rows.load2::<S>(first + r, column, scale[r]);
                         acc[r][a] = S::fma(w_a, x_a, acc[r][a]);
                         acc[r][b] = S::fma(w_b, x_b, acc[r][b]);
                     }
@@ -107,13 +129,11 @@ unsafe fn dot_rows<S: Simd, R: StoredRows>(rows: &R, k: usize, x: &[f32], sums: 
                 }
             }
         }
-        let mut lanes = [[0.0f32; LANES]; TILE_ROWS];
-        for r in 0..TILE_ROWS {
+        for r in 0..PASS_ROWS {
             for part in 0..n_parts {
-                S::store(lanes[r].as_mut_ptr().add(part * S::WIDTH), acc[r][part]);
+                S::store(lanes[first + r].as_mut_ptr().add(part * S::WIDTH), acc[r][part]);
             }
         }
-        S::fold4(lanes.as_ptr().cast(), LANES, sums.as_mut_ptr());
     }
 }
 
@@ -130,7 +150,7 @@ impl StoredRows for Fp8Rows<'_> {
         // SAFETY: the caller's promise.
         unsafe {
             let at = self.codes[row].as_ptr().add(column);
-            let (a, b) = (S::load_f8e4m3fn_scaled(at), S::load_f8e4m3fn_scaled(at.add(S::WIDTH)));
+            let (a, b) = (S::load_f8e4m3fn_scaled::<false>(at), S::load_f8e4m3fn_scaled::<false>(at.add(S::WIDTH)));
             [S::mul(a, scale), S::mul(b, scale)]
         }
     }

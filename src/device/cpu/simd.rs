@@ -16,11 +16,11 @@
 pub const LANES: usize = 16;
 /// Weight rows of a dot tile.
 pub const TILE_ROWS: usize = 4;
-/// The most tokens of a dot tile on any level.
-pub const MAX_TILE_TOKENS: usize = 6;
+/// Tokens of one call of the dot kernel, cut into tiles: a multiple of every level's `TILE_TOKENS`.
+pub const BLOCK_TOKENS: usize = 12;
 
-/// Sums of a dot tile: `[token][row]`.
-pub type TileSums = [[f32; TILE_ROWS]; MAX_TILE_TOKENS];
+/// Sums of one call of the dot kernel: `[token][row]`.
+pub type BlockSums = [[f32; TILE_ROWS]; BLOCK_TOKENS];
 
 /// A register of `WIDTH` f32 lanes, of which `LANES / WIDTH` make up the 16 virtual lanes.
 ///
@@ -59,15 +59,16 @@ pub trait Simd {
     unsafe fn select_lt(a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
     /// 2^n for integral n in -126..=127.
     unsafe fn exp2_int(n: Self::V) -> Self::V;
-    /// `WIDTH` E4M3 codes, each multiplied by 2^-8 (an exact step that keeps half-float conversion usable).
-    unsafe fn load_f8e4m3fn_scaled(from: *const u8) -> Self::V;
+    /// `WIDTH` E4M3 codes, each multiplied by 2^-8 (an exact step that keeps half-float conversion usable). The two NaN codes
+    /// give NaN with `NAN`, else something: weights were searched for them at load, cache rows were not.
+    unsafe fn load_f8e4m3fn_scaled<const NAN: bool>(from: *const u8) -> Self::V;
     /// `WIDTH` little-endian BF16 numbers.
     unsafe fn load_bf16(from: *const u8) -> Self::V;
     /// `2 WIDTH` E2M1 codes from `WIDTH` bytes (low nibble first), in order.
     unsafe fn load_e2m1(from: *const u8) -> [Self::V; 2];
-    /// [`super::linear::dot_tile_n`] as a function of its own: inlined into a larger one, its accumulators do not all stay in
+    /// [`super::linear::dot_block`] as a function of its own: inlined into a larger one, its accumulators do not all stay in
     /// registers (13 instead of 19 billion multiply-adds a second on one 2.5 GHz core with AVX2).
-    unsafe fn dot_tile_n(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut TileSums);
+    unsafe fn dot_block(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut BlockSums);
     /// Folds four rows of 16 lanes, `lanes[r * stride ..]`, to four sums.
     unsafe fn fold4(lanes: *const f32, stride: usize, to: *mut f32);
 }
@@ -131,7 +132,7 @@ impl Simd for Portable {
         f32::from_bits(((n as i32).wrapping_add(127) as u32) << 23)
     }
     #[inline(always)]
-    unsafe fn load_f8e4m3fn_scaled(from: *const u8) -> f32 {
+    unsafe fn load_f8e4m3fn_scaled<const NAN: bool>(from: *const u8) -> f32 {
         // SAFETY: the caller promises a readable byte at `from`.
         crate::tensor::format::f8e4m3fn_to_f32(unsafe { *from }) * (1.0 / 256.0)
     }
@@ -146,9 +147,9 @@ impl Simd for Portable {
         let byte = unsafe { *from };
         [crate::tensor::format::e2m1_to_f32(byte & 15), crate::tensor::format::e2m1_to_f32(byte >> 4)]
     }
-    unsafe fn dot_tile_n(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut TileSums) {
+    unsafe fn dot_block(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut BlockSums) {
         // SAFETY: passed on unchanged.
-        unsafe { super::linear::dot_tile_n::<Self>(n, w, x, x_stride, sums) }
+        unsafe { super::linear::dot_block::<Self>(n, w, x, x_stride, sums) }
     }
     #[inline(always)]
     unsafe fn fold4(lanes: *const f32, stride: usize, to: *mut f32) {
