@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::simd::{Simd, TILE_ROWS, BlockSums};
+use super::simd::{BlockSums, Simd, TILE_ROWS};
 
 /// Two of these registers hold the 16 virtual lanes.
 pub struct Avx2;

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::avx2::{e2m1_half_bytes, fold_last};
-use super::simd::{Simd, TILE_ROWS, BlockSums};
+use super::simd::{BlockSums, Simd, TILE_ROWS};
 
 /// One of these registers holds the 16 virtual lanes.
 pub struct Avx512;

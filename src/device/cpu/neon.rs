@@ -2,7 +2,7 @@
 
 use std::arch::aarch64::*;
 
-use super::simd::{Simd, TILE_ROWS, BlockSums};
+use super::simd::{BlockSums, Simd, TILE_ROWS};
 
 /// Four of these registers hold the 16 virtual lanes.
 pub struct Neon;
