@@ -84,13 +84,19 @@ fn a_settings_file_is_checked_to_the_line() {
     assert!(text.contains("max-model-length") && text.contains("line 2"), "{text}");
 }
 
-#[test]
-fn a_damaged_checkpoint_ends_with_4() {
+/// A copy of the demo model to damage.
+fn demo_copy() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo-model");
     for entry in std::fs::read_dir(demo).unwrap().flatten().filter(|entry| entry.path().is_file()) {
         std::fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
     }
+    dir
+}
+
+#[test]
+fn a_damaged_checkpoint_ends_with_4() {
+    let dir = demo_copy();
     let shard = dir.path().join("model-00002-of-00002.safetensors");
     let length = std::fs::metadata(&shard).unwrap().len();
     std::fs::OpenOptions::new().write(true).open(&shard).unwrap().set_len(length - 1000).unwrap();
@@ -98,6 +104,26 @@ fn a_damaged_checkpoint_ends_with_4() {
     assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
     let text = stderr(&output);
     assert!(text.contains("model-00002-of-00002.safetensors") && text.contains("1000 bytes"), "{text}");
+}
+
+#[test]
+fn a_checkpoint_that_does_not_fit_its_config_ends_the_server_with_4() {
+    let dir = demo_copy();
+    let config = dir.path().join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, text.replace("\"hidden_size\": 256", "\"hidden_size\": 512")).unwrap();
+    let server = Server::start(&["--model", dir.path().to_str().unwrap()]);
+    let (code, lines) = server.end();
+    assert_eq!(code, Some(4), "{lines:#?}");
+    assert!(lines.iter().any(|line| line.contains("want") && line.contains("512")), "{lines:#?}");
+}
+
+#[test]
+fn debug_renders_a_prompt_and_nothing_else() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), r#"{"messages":[{"role":"user","content":"hi"}],"mode":"chat"}"#).unwrap();
+    let output = run(&["debug", "render", "--input", file.path().to_str().unwrap()]);
+    assert_eq!(stdout(&output), "<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜></think>");
 }
 
 #[test]

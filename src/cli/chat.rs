@@ -3,7 +3,8 @@
 //! Every turn renders the whole conversation; what the prefix cache holds of it is not computed again.
 
 use std::io::{IsTerminal, Write};
-use std::path::Path;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
 
 use anyhow::Context;
 use rustyline::config::Config;
@@ -88,7 +89,7 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<()> {
         local,
     };
     let mut editor = Editor::with_config(Config::builder().auto_add_history(true).build())?;
-    let history = if args.no_history { None } else { config::history_file() };
+    let history = if args.no_history { None } else { history_file() };
     if let Some(path) = &history {
         // A missing file is an empty history.
         let _ = editor.load_history(path);
@@ -96,11 +97,16 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<()> {
     if std::io::stdin().is_terminal() {
         writeln!(std::io::stdout(), "{} is ready; /help lists the commands.", chat.local.name)?;
     }
-    let result = converse(&mut chat, &mut editor, &runtime, &interrupts);
-    if let Some(path) = &history {
-        save_history(&mut editor, path);
+    while let Some(line) = read_line(&mut editor)? {
+        if let Some(path) = &history {
+            // Line by line, so that a killed terminal loses none. A conversation goes on without a history.
+            let _ = editor.append_history(path);
+        }
+        if chat.take(&line, &runtime, &interrupts)?.is_break() {
+            break;
+        }
     }
-    result
+    Ok(())
 }
 
 /// A conversation and its settings.
@@ -111,38 +117,6 @@ struct Chat {
     sampling: SamplingFlags,
     show_stats: bool,
     messages: Vec<Message>,
-}
-
-fn converse(
-    chat: &mut Chat,
-    editor: &mut Editor,
-    runtime: &tokio::runtime::Runtime,
-    interrupts: &Interrupts,
-) -> anyhow::Result<()> {
-    loop {
-        let Some(line) = read_line(editor)? else {
-            return Ok(());
-        };
-        let text = match parse(&line) {
-            Line::Quit => return Ok(()),
-            Line::Say(text) => Some(text),
-            Line::Read { path, question } => read_file(&path, &question)?,
-            other => {
-                chat.set(other)?;
-                None
-            }
-        };
-        if let Some(text) = text {
-            let result = runtime.block_on(chat.turn(text, interrupts));
-            if let Err(error) = result {
-                // A broken pipe ends the program; a refused turn (too long, say) only the turn.
-                if error.chain().any(super::is_broken_pipe) {
-                    return Err(error);
-                }
-                writeln!(std::io::stderr(), "{}", super::describe(&error))?;
-            }
-        }
-    }
 }
 
 /// A line, with its continuations; `None` at the end of input. Ctrl-C at the prompt clears the line.
@@ -176,11 +150,11 @@ fn read_file(path: &str, question: &str) -> std::io::Result<Option<String>> {
     }
 }
 
-fn save_history(editor: &mut Editor, path: &Path) {
-    let folder_is_there = path.parent().is_none_or(|folder| std::fs::create_dir_all(folder).is_ok());
-    if !folder_is_there || editor.save_history(path).is_err() {
-        tracing::warn!(path = %path.display(), "the history of lines was not saved");
-    }
+/// The file of typed lines, in a folder that is made if need be.
+fn history_file() -> Option<PathBuf> {
+    let path = config::history_file()?;
+    std::fs::create_dir_all(path.parent()?).ok()?;
+    Some(path)
 }
 
 fn parse(line: &str) -> Line {
@@ -214,6 +188,34 @@ fn parse(line: &str) -> Line {
 }
 
 impl Chat {
+    /// Does what a line asks for; breaks at /quit.
+    fn take(
+        &mut self,
+        line: &str,
+        runtime: &tokio::runtime::Runtime,
+        interrupts: &Interrupts,
+    ) -> anyhow::Result<ControlFlow<()>> {
+        let text = match parse(line) {
+            Line::Quit => return Ok(ControlFlow::Break(())),
+            Line::Say(text) => Some(text),
+            Line::Read { path, question } => read_file(&path, &question)?,
+            other => {
+                self.set(other)?;
+                None
+            }
+        };
+        let Some(text) = text else {
+            return Ok(ControlFlow::Continue(()));
+        };
+        match runtime.block_on(self.turn(text, interrupts)) {
+            Ok(()) => {}
+            // A broken pipe ends the program; a refused turn (too long, say) only the turn.
+            Err(error) if error.chain().any(super::is_broken_pipe) => return Err(error),
+            Err(error) => writeln!(std::io::stderr(), "{}", super::describe(&error))?,
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
     /// Carries out a command that changes settings, and says so.
     fn set(&mut self, line: Line) -> std::io::Result<()> {
         let said = match line {
@@ -310,7 +312,8 @@ impl Screen {
             out.write_all(code.as_bytes())?;
             self.is_dim = dim;
         }
-        out.write_all(text.as_bytes())?;
+        let shown = if self.is_terminal { reply::for_terminal(text) } else { text.into() };
+        out.write_all(shown.as_bytes())?;
         out.flush()
     }
 

@@ -87,7 +87,7 @@ impl Sink for Streams {
         let mut out = std::io::stderr().lock();
         if out.is_terminal() {
             self.has_reasoned = true;
-            write!(out, "\x1b[2m{text}\x1b[0m")?;
+            write!(out, "\x1b[2m{}\x1b[0m", reply::for_terminal(text))?;
         }
         Ok(())
     }
@@ -97,7 +97,9 @@ impl Sink for Streams {
             writeln!(std::io::stderr())?;
         }
         let mut out = std::io::stdout().lock();
-        out.write_all(text.as_bytes())?;
+        // A file or a pipe gets the text as it is.
+        let shown = if out.is_terminal() { reply::for_terminal(text) } else { text.into() };
+        out.write_all(shown.as_bytes())?;
         out.flush()
     }
 }

@@ -1,5 +1,6 @@
 //! One reply of a model in this process: a prompt in, text as it comes, and how it ended.
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -77,6 +78,13 @@ pub const fn mode_of(thinking: ThinkingChoice) -> (Mode, Option<Effort>) {
     }
 }
 
+/// Text that is safe to show on a terminal: a model may write any character, and some would move the cursor or worse.
+#[must_use]
+pub fn for_terminal(text: &str) -> Cow<'_, str> {
+    let is_unsafe = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if text.contains(is_unsafe) { Cow::Owned(text.replace(is_unsafe, "\u{FFFD}")) } else { Cow::Borrowed(text) }
+}
+
 /// Runs a request to its end, or until `interrupt` resolves, which cancels it.
 ///
 /// # Errors
@@ -88,11 +96,12 @@ pub async fn run(
     interrupt: impl Future<Output = ()>,
 ) -> anyhow::Result<Reply> {
     let options = text_options(&ask);
+    let n_prompt = ask.prompt.len();
     let request = ValidRequest::new(request(ask), local.engine.limits())?;
     let mut submission = local.engine.submit(request)?;
     let mut text = ChoiceText::new(&local.tokenizer, Arc::new(options));
     let mut reply = Reply { content: String::new(), reasoning: String::new(), end: None, stats: None };
-    let mut progress = None;
+    let mut progress = (n_prompt >= PROGRESS_FROM_TOKENS).then(|| progress_bar(n_prompt));
     let mut interrupt = pin!(interrupt);
     loop {
         let event = tokio::select! {
@@ -101,7 +110,11 @@ pub async fn run(
             () = &mut interrupt => break,
         };
         match event {
-            Some(Event::Prefill { n_done, n_total }) => show_progress(&mut progress, n_done, n_total),
+            Some(Event::Prefill { n_done, .. }) => {
+                if let Some(bar) = &progress {
+                    bar.set_position(n_done as u64);
+                }
+            }
             Some(Event::Token { token, logprobs, .. }) if text.end().is_none() => {
                 clear_progress(&mut progress);
                 take(&mut reply, text.push(token, logprobs), sink)?;
@@ -178,23 +191,34 @@ fn take(reply: &mut Reply, delta: Delta, sink: &mut impl Sink) -> std::io::Resul
 }
 
 /// A bar on standard error while a long prompt is read; indicatif draws nothing where that isn't a terminal.
-fn show_progress(progress: &mut Option<ProgressBar>, n_done: usize, n_total: usize) {
-    if n_total < PROGRESS_FROM_TOKENS {
-        return;
+fn progress_bar(n_prompt: usize) -> ProgressBar {
+    let bar = ProgressBar::new(n_prompt as u64);
+    if let Ok(style) = ProgressStyle::with_template("reading {bar:30} {pos}/{len} tokens, {per_sec}") {
+        bar.set_style(style);
     }
-    let bar = progress.get_or_insert_with(|| {
-        let bar = ProgressBar::new(n_total as u64);
-        if let Ok(style) = ProgressStyle::with_template("reading {bar:30} {pos}/{len} tokens, {per_sec}") {
-            bar.set_style(style);
-        }
-        bar.enable_steady_tick(Duration::from_millis(200));
-        bar
-    });
-    bar.set_position(n_done as u64);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
 }
 
 fn clear_progress(progress: &mut Option<ProgressBar>) {
     if let Some(bar) = progress.take() {
         bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_moves_the_cursor_reaches_a_terminal() {
+        assert_eq!(for_terminal("a\tb\nc é 🎉"), "a\tb\nc é 🎉");
+        assert_eq!(for_terminal("a\u{1b}[2Jb\rc\u{9b}d\u{7}"), "a\u{FFFD}[2Jb\u{FFFD}c\u{FFFD}d\u{FFFD}");
+    }
+
+    #[test]
+    fn thinking_is_mode_and_effort() {
+        assert_eq!(mode_of(ThinkingChoice::Off), (Mode::Chat, None));
+        assert_eq!(mode_of(ThinkingChoice::Max), (Mode::Thinking, Some(Effort::Max)));
     }
 }

@@ -206,6 +206,43 @@ mod tests {
         assert!(error.contains(&format!("127.0.0.1:{port}")) && error.contains("--port"), "{error}");
     }
 
+    fn demo_door() -> (Prepared, Door) {
+        Prepared::new(&Config::from_settings(Settings { max_num_seqs: Some(1), ..Settings::default() }).unwrap())
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_failed_load_ends_the_server_with_its_cause() {
+        let (_prepared, door) = demo_door();
+        let (sender, loading) = oneshot::channel();
+        sender.send(Err(anyhow::anyhow!("tensor x is missing"))).unwrap();
+        let mut engine = None;
+        let error = watch(loading, &door, &mut engine, Instant::now()).await;
+        assert!(error.to_string().contains("tensor x") && engine.is_none());
+        let (sender, loading) = oneshot::channel();
+        drop(sender);
+        assert!(watch(loading, &door, &mut engine, Instant::now()).await.to_string().contains("loader"));
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_ends_ends_the_server() {
+        let (prepared, door) = demo_door();
+        let loading = load(prepared).unwrap();
+        let drain = async {
+            while door.engine.health() != EngineHealth::Ready {
+                tokio::task::yield_now().await;
+            }
+            door.engine.drain(Instant::now());
+            std::future::pending::<()>().await;
+        };
+        let mut engine = None;
+        let error = tokio::select! {
+            error = watch(loading, &door, &mut engine, Instant::now()) => error,
+            () = drain => unreachable!(),
+        };
+        assert!(error.is::<EngineDied>() && engine.is_some(), "{error}");
+    }
+
     #[test]
     fn every_setting_of_the_server_reaches_the_api() {
         let server = ServerConfig {

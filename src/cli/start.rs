@@ -10,7 +10,7 @@ use super::machine;
 use super::places::{Places, Room};
 use super::serve::EngineDied;
 use crate::checkpoint::Checkpoint;
-use crate::config::args::{LocalArgs, RoundingChoice, Settings, ThinkingChoice};
+use crate::config::args::{Count, LocalArgs, RoundingChoice, Settings, ThinkingChoice};
 use crate::config::{self, Config, ConfigError, ModelConfig, generation};
 use crate::device::cpu::{Cpu, Level};
 use crate::engine::handle::{EngineHandle, EngineHealth, EngineSide};
@@ -30,6 +30,9 @@ use crate::tokenizer::Tokenizer;
 
 /// Names what the bits of cached state depend on beside model and row format; a change of the arithmetic changes it.
 const NUMERICS_ID: &str = "cpu-1";
+
+/// Rows of a step of a model that one person talks to.
+const LOCAL_STEP_TOKENS: u64 = 256;
 
 /// How often the spinner turns.
 const SPINNER_TICK: Duration = Duration::from_millis(120);
@@ -149,7 +152,13 @@ impl Local {
     /// # Errors
     /// As [`Prepared::new`] and [`Prepared::start`].
     pub fn start(args: &LocalArgs) -> anyhow::Result<Self> {
-        let settings = Settings { log_filter: Some("warn".to_owned()), ..args.settings() };
+        let settings = Settings {
+            log_filter: Some("warn".to_owned()),
+            max_num_seqs: Some(1),
+            // Short steps show progress and end soon after Ctrl-C; the text does not depend on them.
+            max_num_batched_tokens: Some(Count(LOCAL_STEP_TOKENS)),
+            ..args.settings()
+        };
         let config = Config::from_settings(settings)?;
         log::init(&config.log)?;
         let spinner = ProgressBar::new_spinner().with_message(format!("loading {}", config.model.dir.display()));
@@ -159,7 +168,7 @@ impl Local {
         wait_until_ready(&door.engine)?;
         spinner.finish_and_clear();
         Ok(Self {
-            name: config.model.dir.display().to_string(),
+            name: if config.model.is_demo { "demo".to_owned() } else { config.model.dir.display().to_string() },
             engine: door.engine,
             tokenizer: door.tokenizer,
             default_sampling: door.default_sampling,
