@@ -54,7 +54,7 @@ pub async fn list(State(state): State<AppState>) -> Json<ModelList> {
 ///
 /// # Errors
 /// 404 for a name that is not served.
-#[utoipa::path(get, path = "/v1/models/{model}", tag = "openai", security((), ("api_key" = [])),
+#[utoipa::path(get, description = "One name of the model.", path = "/v1/models/{model}", tag = "openai", security((), ("api_key" = [])),
     params(("model" = String, Path, description = "A served name; may hold slashes")),
     responses(
         (status = 200, description = "The name", body = ModelCard),

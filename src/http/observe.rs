@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::Response;
 use futures::Stream;
@@ -19,6 +19,9 @@ pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Paths that are polled; they are not counted, so that the figures show clients.
 const UNCOUNTED: [&str; 5] = ["/metrics", "/livez", "/health", "/readyz", "/version"];
+
+/// nginx's number for a client that went away before its answer; it is only counted, never sent.
+const CLIENT_CLOSED: u16 = 499;
 
 const MAX_REQUEST_ID_CHARS: usize = 128;
 
@@ -59,12 +62,12 @@ impl HttpMetrics {
         Ok(Self { requests, duration_seconds, duration_highr_seconds })
     }
 
-    fn record(&self, request: &Observed, status: StatusCode) {
+    fn record(&self, request: &Observed, status: u16) {
         if UNCOUNTED.contains(&request.handler.as_str()) {
             return;
         }
         let seconds = request.start.elapsed().as_secs_f64();
-        let class = format!("{}xx", status.as_u16() / 100);
+        let class = format!("{}xx", status / 100);
         self.requests.with_label_values(&[&request.handler, &request.method, &class]).inc();
         self.duration_seconds.with_label_values(&[&request.handler, &request.method]).observe(seconds);
         self.duration_highr_seconds.observe(seconds);
@@ -75,12 +78,13 @@ impl HttpMetrics {
 pub async fn observe(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
     let tag = RequestTag::of(request.headers());
     request.extensions_mut().insert(tag.clone());
-    let observed = Observed::new(&request);
+    // If the client goes away first, this function is dropped, and the guard counts what would otherwise be lost.
+    let mut finish = Finish { state, observed: Observed::new(&request), status: CLIENT_CLOSED, tag: tag.clone() };
     let mut response = next.run(request).await;
+    finish.status = response.status().as_u16();
     if let Ok(value) = HeaderValue::from_str(&tag.0) {
         response.headers_mut().insert(X_REQUEST_ID, value);
     }
-    let finish = Finish { state, observed, status: response.status(), tag };
     if response.body().size_hint().exact().is_some() {
         return response;
     }
@@ -130,7 +134,7 @@ fn known_method(method: &Method) -> &str {
 struct Finish {
     state: AppState,
     observed: Observed,
-    status: StatusCode,
+    status: u16,
     tag: RequestTag,
 }
 
@@ -138,7 +142,7 @@ impl Drop for Finish {
     fn drop(&mut self) {
         self.state.http_metrics().record(&self.observed, self.status);
         let Observed { start, handler, method } = &self.observed;
-        let status = self.status.as_u16();
+        let status = self.status;
         tracing::debug!(request_id = %self.tag.0, %method, %handler, status, elapsed_us = start.elapsed().as_micros() as u64, "request");
     }
 }

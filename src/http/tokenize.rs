@@ -96,6 +96,7 @@ pub struct DetokenizeResponse {
 /// 400 for a conversation that cannot be rendered.
 #[utoipa::path(
     post,
+    description = "The tokens of a text or a conversation.",
     path = "/tokenize",
     tag = "tokens",
     request_body = TokenizeRequest,
@@ -139,6 +140,7 @@ pub async fn tokenize(
 /// 400 for an id that the model does not have.
 #[utoipa::path(
     post,
+    description = "The text of tokens.",
     path = "/detokenize",
     tag = "tokens",
     request_body = DetokenizeRequest,

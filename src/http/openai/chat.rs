@@ -32,6 +32,7 @@ const ENDPOINT: &str = "/v1/chat/completions";
 /// See the table in `http::error`.
 #[utoipa::path(
     post,
+    description = "Answers a conversation.",
     path = "/v1/chat/completions",
     tag = "openai",
     request_body = ChatRequest,

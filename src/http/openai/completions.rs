@@ -36,6 +36,7 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 /// See the table in `http::error`.
 #[utoipa::path(
     post,
+    description = "Continues raw prompts.",
     path = "/v1/completions",
     tag = "openai",
     request_body = CompletionRequest,

@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 use serde::de::{self, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
 use crate::http::error::ApiError;
 use crate::ids::TokenId;
@@ -43,6 +44,7 @@ pub struct StreamOptions {
 pub struct ResponseFormat {
     /// Which format.
     #[serde(rename = "type")]
+    #[schema(pattern = "^text$")]
     pub kind: String,
 }
 
@@ -241,6 +243,34 @@ impl SamplingFields<'_> {
     }
 }
 
+/// Reads a whole number; 16.0 is one, as JSON schema has it and some clients write it.
+///
+/// # Errors
+/// When the value is no number, has a fraction or does not fit 64 bits.
+pub fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i64>, D::Error> {
+    const END: f64 = 9_223_372_036_854_775_808.0;
+    let Some(number) = Option::<serde_json::Number>::deserialize(deserializer)? else { return Ok(None) };
+    if let Some(whole) = number.as_i64() {
+        return Ok(Some(whole));
+    }
+    let fits = |value: &f64| value.fract() == 0.0 && (-END..END).contains(value);
+    let whole = number.as_f64().filter(fits).map(|value| value as i64);
+    whole.map(Some).ok_or_else(|| de::Error::custom(format!("must be a whole number of 64 bits, got {number}")))
+}
+
+/// The schema of logit_bias.
+#[must_use]
+pub fn logit_bias_schema() -> Object {
+    let key = ObjectBuilder::new().schema_type(Type::String).pattern(Some("^[0-9]+$"));
+    let bias = ObjectBuilder::new().schema_type(Type::Number).minimum(Some(-100)).maximum(Some(100));
+    ObjectBuilder::new()
+        .schema_type(SchemaType::from_iter([Type::Object, Type::Null]))
+        .property_names(Some(key))
+        .additional_properties(Some(bias))
+        .description(Some("Token id (as text) → bias."))
+        .build()
+}
+
 /// A count that may not be negative; what is larger than a u32 means "as many as fit".
 ///
 /// # Errors
@@ -373,6 +403,24 @@ mod tests {
         assert!(SamplingFields { top_k: Some(-2), ..fields }.resolve(&defaults).is_err());
         let bias = HashMap::from([("x".to_owned(), 1.0)]);
         assert!(SamplingFields { logit_bias: Some(&bias), ..fields }.resolve(&defaults).is_err());
+    }
+
+    #[test]
+    fn whole_numbers_may_have_a_point() {
+        #[derive(Debug, Deserialize)]
+        struct Sample {
+            #[serde(default, deserialize_with = "whole")]
+            n: Option<i64>,
+        }
+        let n = |json: &str| parse::<Sample>(format!(r#"{{"n":{json}}}"#).as_bytes()).map(|sample| sample.n);
+        assert_eq!(n("16").unwrap(), Some(16));
+        assert_eq!(n("16.0").unwrap(), Some(16));
+        assert_eq!(n("-9223372036854775808").unwrap(), Some(i64::MIN));
+        assert_eq!(n("null").unwrap(), None);
+        assert_eq!(parse::<Sample>(b"{}").unwrap().n, None);
+        for wrong in ["1.5", "\"5\"", "true", "[]", "9223372036854775808", "1e30"] {
+            assert_eq!(n(wrong).unwrap_err().param.as_deref(), Some("n"), "{wrong}");
+        }
     }
 
     #[test]

@@ -10,7 +10,9 @@ use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::fields::{ResponseFormat, SamplingFields, StreamOptions, StringOrList, Unsupported};
+use super::fields::{
+    ResponseFormat, SamplingFields, StreamOptions, StringOrList, Unsupported, logit_bias_schema, whole,
+};
 use super::message::{ChatMessage, Tool, ToolChoice};
 use crate::http::error::ApiError;
 
@@ -25,7 +27,7 @@ macro_rules! request {
             #[serde(default)]
             pub model: Option<String>,
             /// Tokens to generate at most; cut to what the context leaves. 0 prefills and generates nothing.
-            #[serde(default)]
+            #[serde(default, deserialize_with = "whole")]
             #[schema(minimum = 0)]
             pub max_tokens: Option<i64>,
             /// 0 is greedy.
@@ -37,7 +39,7 @@ macro_rules! request {
             #[schema(exclusive_minimum = 0, maximum = 1)]
             pub top_p: Option<f32>,
             /// Keep the k most likely tokens; 0 and -1 keep all.
-            #[serde(default)]
+            #[serde(default, deserialize_with = "whole")]
             #[schema(minimum = -1, maximum = 4294967295i64)]
             pub top_k: Option<i64>,
             /// Drop tokens less likely than this share of the most likely one.
@@ -58,12 +60,13 @@ macro_rules! request {
             pub repetition_penalty: Option<f32>,
             /// Token id (as text) → bias from -100 to 100.
             #[serde(default)]
+            #[schema(schema_with = logit_bias_schema)]
             pub logit_bias: Option<HashMap<String, f32>>,
             /// Equal seeds give equal text.
-            #[serde(default)]
+            #[serde(default, deserialize_with = "whole")]
             pub seed: Option<i64>,
             /// Independent choices.
-            #[serde(default)]
+            #[serde(default, deserialize_with = "whole")]
             #[schema(minimum = 1)]
             pub n: Option<i64>,
             /// Strings that end a choice; they are not part of the answer.
@@ -79,7 +82,7 @@ macro_rules! request {
             #[serde(default)]
             pub ignore_eos: Option<bool>,
             /// End-of-sequence and stop ids are banned before this many tokens.
-            #[serde(default)]
+            #[serde(default, deserialize_with = "whole")]
             #[schema(minimum = 0)]
             pub min_tokens: Option<i64>,
             /// Answer as server-sent events.
@@ -89,7 +92,7 @@ macro_rules! request {
             #[serde(default)]
             pub stream_options: Option<StreamOptions>,
             /// Log-probabilities of the prompt's tokens: how many of the most likely.
-            #[serde(default)]
+            #[serde(default, deserialize_with = "whole")]
             #[schema(minimum = 0, maximum = 20)]
             pub prompt_logprobs: Option<i64>,
             /// Lower runs earlier.
@@ -107,7 +110,6 @@ macro_rules! request {
             pub return_tokens_as_token_ids: Option<bool>,
             /// Only `{"type": "text"}` is supported yet.
             #[serde(default)]
-            #[schema(value_type = Option<Object>)]
             pub response_format: Option<ResponseFormat>,
             #[serde(default)]
             #[schema(ignore)]
@@ -196,14 +198,14 @@ request! {
         #[schema(min_items = 1)]
         messages: Vec<ChatMessage>,
         /// As max_tokens, which it wins over.
-        #[serde(default)]
+        #[serde(default, deserialize_with = "whole")]
         #[schema(minimum = 0)]
         max_completion_tokens: Option<i64>,
         /// Log-probabilities of the answer's tokens.
         #[serde(default)]
         logprobs: Option<bool>,
         /// How many of the most likely tokens at each position; needs `logprobs`.
-        #[serde(default)]
+        #[serde(default, deserialize_with = "whole")]
         #[schema(minimum = 0, maximum = 20)]
         top_logprobs: Option<i64>,
         /// Functions the model may call.
@@ -273,7 +275,7 @@ request! {
         /// One prompt or several, as text or as token ids.
         prompt: Prompt,
         /// Log-probabilities: how many of the most likely tokens at each position.
-        #[serde(default)]
+        #[serde(default, deserialize_with = "whole")]
         #[schema(minimum = 0, maximum = 20)]
         logprobs: Option<i64>,
         /// Start each choice with the prompt.
@@ -286,7 +288,7 @@ request! {
         #[serde(default)]
         skip_special_tokens: Option<bool>,
         /// Only as `n`.
-        #[serde(default)]
+        #[serde(default, deserialize_with = "whole")]
         #[schema(ignore)]
         best_of: Option<i64>,
         #[serde(default)]
