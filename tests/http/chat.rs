@@ -3,6 +3,7 @@
 use flashd::http::{ApiConfig, DefaultThinking};
 use serde_json::{Value, json};
 
+use crate::engine::Script;
 use crate::harness::*;
 
 const REASONED: &str = "I think, 饕餮.\n\nSo</think>Hello 🎉, the quick brown fox jumps.";
