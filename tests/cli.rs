@@ -1,5 +1,8 @@
 //! The built binary: help, exit codes, doctor, complete and chat with the demo model, serve from start to drain.
 
+// Panicking is how a test fails, in its helpers too.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;

@@ -1,5 +1,8 @@
 //! Prompts and completions against the published encoder: rendered text, token ids and parsed messages.
 
+// Panicking is how a test fails, in its helpers too.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
 use std::{path::PathBuf, sync::Arc};
 
 use flashd::{

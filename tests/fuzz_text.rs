@@ -119,7 +119,7 @@ impl Turn {
             Role::LatestReminder,
         ];
         let tasks = [Task::Action, Task::Query, Task::Title];
-        let id = Some((self.call_id % 3).to_string()).filter(|_| self.call_id % 5 != 0);
+        let id = Some((self.call_id % 3).to_string()).filter(|_| !self.call_id.is_multiple_of(5));
         let mut message = Message::new(roles[usize::from(self.role) % roles.len()], "");
         message.content = self.content.as_ref().map(|bytes| text(bytes));
         message.reasoning = self.reasoning.as_ref().map(|bytes| text(bytes));

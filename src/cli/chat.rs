@@ -79,7 +79,7 @@ type Editor = rustyline::Editor<(), FileHistory>;
 pub fn run(args: &ChatArgs) -> anyhow::Result<()> {
     let local = Local::start(&args.local)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let interrupts = Interrupts::watch(&runtime);
+    let interrupts = Interrupts::watch(&runtime)?;
     let mut chat = Chat {
         thinking: args.think.unwrap_or(local.default_thinking),
         system: args.system.clone(),

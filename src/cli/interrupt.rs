@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
 /// The exit code of a program ended by SIGINT, as shells give it.
@@ -25,19 +26,27 @@ struct Awaited<'a>(&'a Shared);
 
 impl Interrupts {
     /// Starts to watch on a runtime with a worker of its own, so that the signal is seen while the main thread reads a line.
-    #[must_use]
-    pub fn watch(runtime: &tokio::runtime::Runtime) -> Self {
+    ///
+    /// The handler is in place when this returns: a line editor puts back the one that it found, so one that came later
+    /// would be lost with the first line.
+    ///
+    /// # Errors
+    /// The system takes no handler.
+    pub fn watch(runtime: &tokio::runtime::Runtime) -> std::io::Result<Self> {
         let interrupts = Self::default();
         let shared = Arc::clone(&interrupts.shared);
+        let mut signals = {
+            let _context = runtime.enter();
+            signal(SignalKind::interrupt())?
+        };
         runtime.spawn(async move {
-            // Without a handler the signal keeps its default effect, which ends the program.
-            while tokio::signal::ctrl_c().await.is_ok() {
+            while signals.recv().await.is_some() {
                 if !shared.interrupt() {
                     std::process::exit(INTERRUPTED);
                 }
             }
         });
-        interrupts
+        Ok(interrupts)
     }
 
     /// Resolves at the next SIGINT, which then does not end the program.

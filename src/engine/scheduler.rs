@@ -350,6 +350,7 @@ impl Scheduler {
     }
 
     /// Finds blocks for all known tokens of a sequence, with a tail hit or, when only that fails, without.
+    #[allow(clippy::result_large_err)] // The sequence goes back in line by value; a box would cost each admission one.
     fn place(&mut self, mut seq: Sequence, slot: Lease<SlotIdx>) -> Result<(Running, Hit), Sequence> {
         for with_tails in [true, false] {
             let max_hit_tokens = seq.max_hit_tokens();

@@ -9,7 +9,7 @@ const SCALE: f32 = 0.088_388_346;
 
 /// Rotates every row of 128 in place.
 pub fn hadamard(x: &mut [f32]) {
-    assert!(x.len() % HADAMARD_DIMS == 0, "hadamard: {} elements, want a multiple of 128", x.len());
+    assert!(x.len().is_multiple_of(HADAMARD_DIMS), "hadamard: {} elements, want a multiple of 128", x.len());
     for row in x.chunks_exact_mut(HADAMARD_DIMS) {
         let mut distance = 1;
         while distance < HADAMARD_DIMS {
@@ -30,7 +30,7 @@ pub fn hadamard(x: &mut [f32]) {
 /// One row by the matrix, in f64.
 #[must_use]
 pub fn reference(row: &[f32]) -> Vec<f64> {
-    let sign = |i: usize, j: usize| if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+    let sign = |i: usize, j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
     (0..HADAMARD_DIMS)
         .map(|i| row.iter().enumerate().map(|(j, x)| f64::from(*x) * sign(i, j)).sum::<f64>() / 128f64.sqrt())
         .collect()
@@ -60,7 +60,7 @@ mod tests {
         let mut row = [0.0; 128];
         row[3] = 1.0;
         hadamard(&mut row);
-        let sign = |j: usize| if (3 & j).count_ones() % 2 == 0 { SCALE } else { -SCALE };
+        let sign = |j: usize| if (3 & j).count_ones().is_multiple_of(2) { SCALE } else { -SCALE };
         assert!(row.iter().enumerate().all(|(j, x)| *x == sign(j)));
         assert_eq!(SCALE, (1.0 / 128f64.sqrt()) as f32);
     }

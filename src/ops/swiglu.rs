@@ -68,9 +68,9 @@ mod tests {
             let mut first: Option<Vec<u32>> = None;
             for cpu in cpus() {
                 let out = run(&cpu, &gate, &up, Some(&weights), n_cols);
-                for i in 0..t {
+                for (i, weight) in weights.iter().enumerate() {
                     let range = i * n_cols..(i + 1) * n_cols;
-                    let want = reference(&gate[range.clone()], &up[range.clone()], 10.0, weights[i]);
+                    let want = reference(&gate[range.clone()], &up[range.clone()], 10.0, *weight);
                     assert!(max_error(&out[range], &want) < 1e-6, "{n_cols} {t}");
                 }
                 assert_eq!(*first.get_or_insert(bits(&out)), bits(&out), "{n_cols} {t} {:?}", cpu.level());

@@ -176,8 +176,8 @@ impl FakeDevice {
             assert!(run.logit_rows.end <= run.n_rows, "{run:?}");
             let table = &batch.block_ids[run.blocks.clone()];
             assert!(table.len() * BLOCK_TOKENS >= run.first_pos + run.n_rows, "{run:?}");
-            for block in run.first_pos / BLOCK_TOKENS..=(run.first_pos + run.n_rows - 1) / BLOCK_TOKENS {
-                assert_eq!(writers.insert(table[block], idx), None, "two runs write block {}", table[block]);
+            for block in &table[run.first_pos / BLOCK_TOKENS..=(run.first_pos + run.n_rows - 1) / BLOCK_TOKENS] {
+                assert_eq!(writers.insert(*block, idx), None, "two runs write block {block}");
             }
         }
         for (idx, run) in batch.runs.iter().enumerate() {

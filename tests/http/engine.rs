@@ -146,15 +146,12 @@ impl Run {
             }
             let mut still_open = Vec::new();
             for choice in open {
-                match self.step(submitted, choice, step) {
-                    (events, is_over) => {
-                        for event in events {
-                            send(event).await;
-                        }
-                        if !is_over {
-                            still_open.push(choice);
-                        }
-                    }
+                let (events, is_over) = self.step(submitted, choice, step);
+                for event in events {
+                    send(event).await;
+                }
+                if !is_over {
+                    still_open.push(choice);
                 }
             }
             open = still_open;

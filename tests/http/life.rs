@@ -125,12 +125,12 @@ async fn comments_bridge_the_silence() {
     let mut frames = response.into_body().into_data_stream();
     let mut text = String::new();
     while text.matches(": keep-alive\n\n").count() < 3 {
-        text.push_str(&String::from_utf8(frames.next().await.unwrap().unwrap().to_vec()).unwrap());
+        text.push_str(std::str::from_utf8(&frames.next().await.unwrap().unwrap()).unwrap());
     }
     assert!(!text.contains("data:"));
     gate.add_permits(100);
     while let Some(frame) = frames.next().await {
-        text.push_str(&String::from_utf8(frame.unwrap().to_vec()).unwrap());
+        text.push_str(std::str::from_utf8(&frame.unwrap()).unwrap());
     }
     let events = parse_events(&text);
     assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "stop");
@@ -282,7 +282,7 @@ async fn a_panic_ends_only_its_stream() {
     let generation = Generation::start(&server.state, info, vec![request], options, in_flight).unwrap();
     let response = sse::respond(&server.state, generation, Panics);
     let bytes = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
-    let events = parse_events(&String::from_utf8(bytes.to_vec()).unwrap());
+    let events = parse_events(std::str::from_utf8(&bytes).unwrap());
     assert_eq!(events.len(), 1);
     assert_eq!(events[0]["error"]["code"], "internal_error");
     server.complete(json!({"prompt": "x"})).await.ok();

@@ -1,5 +1,8 @@
 //! Attention of one query over an explicit list of latent rows, and the pooling of a compressed row.
 
+// Register tiles are indexed by position, so that every loop unrolls alike on all instruction sets.
+#![allow(clippy::needless_range_loop)]
+
 use super::math::exp;
 use super::simd::{BLOCK_TOKENS, LANES, Portable, Simd, TILE_ROWS};
 
@@ -27,7 +30,7 @@ simd_fn! {
 #[inline(always)]
 unsafe fn scores_kernel<S: Simd>(q: &[f32], rows: &[&[f32]], scale: f32, scores: &mut [f32]) {
     let Some(d) = rows.first().map(|r| r.len()) else { return };
-    assert!(d % LANES == 0 && q.len() % d == 0, "attention: row of {d}, q of {}", q.len());
+    assert!(d.is_multiple_of(LANES) && q.len().is_multiple_of(d), "attention: row of {d}, q of {}", q.len());
     let n_heads = q.len() / d;
     for (group, four) in rows.chunks(TILE_ROWS).enumerate() {
         // A short group repeats its last row; the extra sums are dropped.
@@ -78,8 +81,8 @@ unsafe fn softmax_kernel<S: Simd>(scores: &mut [f32], sink: f32) -> f32 {
 #[inline(always)]
 unsafe fn weighted_kernel<S: Simd>(p: &[f32], norm: &[f32], rows: &[&[f32]], out: &mut [f32]) {
     let n_heads = norm.len();
-    let d = if n_heads == 0 { 0 } else { out.len() / n_heads };
-    assert!(d % LANES == 0 && p.len() >= n_heads * rows.len(), "attention: out row of {d}, p of {}", p.len());
+    let d = out.len().checked_div(n_heads).unwrap_or(0);
+    assert!(d.is_multiple_of(LANES) && p.len() >= n_heads * rows.len(), "attention: out row of {d}, p of {}", p.len());
     for row in rows {
         assert!(row.len() >= d, "attention: row of {}, want {d}", row.len());
     }

@@ -98,7 +98,12 @@ unsafe fn expand_fp8<S: Simd, const NAN: bool>(codes: &[u8], scale: u8, out: &mu
 /// The instruction set of `S` must be present.
 #[inline(always)]
 unsafe fn expand_e2m1<S: Simd>(codes: &[u8], scale: u8, out: &mut [f32]) {
-    assert!(codes.len() % 16 == 0 && out.len() >= 2 * codes.len(), "e2m1: {} bytes to {}", codes.len(), out.len());
+    assert!(
+        codes.len().is_multiple_of(16) && out.len() >= 2 * codes.len(),
+        "e2m1: {} bytes to {}",
+        codes.len(),
+        out.len()
+    );
     for i in (0..codes.len()).step_by(S::WIDTH) {
         // SAFETY: WIDTH divides 16 and the assertion covers reads and writes; the caller vouches for the instruction set.
         unsafe {

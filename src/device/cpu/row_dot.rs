@@ -2,6 +2,9 @@
 //!
 //! The 16 lanes, their order and the fold are those of the panel path, so the bits are the same.
 
+// Register tiles are indexed by position, so that every loop unrolls alike on all instruction sets.
+#![allow(clippy::needless_range_loop)]
+
 use super::simd::{LANES, Simd, TILE_ROWS};
 use crate::tensor::format::e8m0_to_f32;
 use crate::tensor::matrix::{FP8_BLOCK, MXFP4_BLOCK, Matrix, MatrixData};
@@ -53,7 +56,7 @@ struct F32Rows<'a> {
 #[inline(always)]
 pub(super) unsafe fn dot_4_rows<S: Simd>(w: &Matrix, rows: [usize; 4], x: &[f32], sums: &mut [f32; 4]) -> bool {
     let k = w.n_cols;
-    if k % BLOCK != 0 || x.len() < k {
+    if !k.is_multiple_of(BLOCK) || x.len() < k {
         return false;
     }
     // SAFETY: every slice taken here has the K columns of its row and x has K floats; the caller vouches for the instruction
