@@ -331,6 +331,13 @@ async fn n_choices_have_distinct_indices_and_summed_usage() {
     assert_eq!(three["usage"]["prompt_tokens"], one["usage"]["prompt_tokens"]);
     let n_output = |answer: &Value| answer["usage"]["completion_tokens"].as_u64().unwrap();
     assert_eq!(n_output(&three), 3 * n_output(&one));
+    // Refused before anything is made for each choice: one of these took the process down.
+    for n in [0, 9, 1 << 31, (1i64 << 32) - 1, 1 << 40, i64::MAX] {
+        for answer in [server.chat(json!({"n": n})).await, server.complete(json!({"prompt": "a", "n": n})).await] {
+            assert_eq!(answer.status, 400, "{n}");
+            assert!(answer.text.contains("must be from 1 to 8"), "{}", answer.text);
+        }
+    }
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 
 use super::answer::{Answer, AnswerOptions};
-use super::fields::{count, n_logprobs, stop_strings, stream_usage};
+use super::fields::{count, n_choices, n_logprobs, stop_strings, stream_usage};
 use super::prompt::{ChatPrompt, PromptFields, build};
 use super::request::ChatRequest;
 use super::response::{ChatChunk, ChatResponse};
@@ -130,7 +130,7 @@ fn generate_request(state: &AppState, request: &ChatRequest, tag: &RequestTag) -
         id: format!("chatcmpl-{}", tag.0),
         prompt: Arc::from([]),
         max_tokens,
-        n: count("n", request.n.unwrap_or(1))?,
+        n: n_choices(request.n, state.engine().limits().max_n)?,
         sampling: request.sampling().resolve(&state.config().default_sampling)?,
         stop_token_ids: request.stop_token_ids.iter().flatten().copied().map(TokenId).collect(),
         ignore_eos: request.ignore_eos.unwrap_or(false),

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 
 use super::echo::EchoPrompt;
-use super::fields::{count, n_logprobs, stop_strings, stream_usage};
+use super::fields::{count, n_choices, n_logprobs, stop_strings, stream_usage};
 use super::prompt::encode_error;
 use super::request::{CompletionRequest, Prompt};
 use super::response::CompletionResponse;
@@ -68,6 +68,13 @@ pub async fn completions(
         encode(prompts, with_bos, echo, tokenizer, cancelled)
     })
     .await?;
+    let max_prompts = state.engine().limits().max_queued;
+    if prompts.len() > max_prompts {
+        return Err(ApiError::invalid(
+            "prompt",
+            format!("must hold at most {max_prompts} prompts, got {}", prompts.len()),
+        ));
+    }
     let requests = prompts.iter().map(|prompt| GenerateRequest { prompt: Arc::clone(&prompt.ids), ..generate.clone() });
     let requests = requests.collect();
     let answer = TextAnswer::new(&state, &generate, answer, prompts);
@@ -145,7 +152,7 @@ fn generate_request(
         id: format!("cmpl-{}", tag.0),
         prompt: Arc::from([]),
         max_tokens: Some(request.max_tokens.map_or(Ok(DEFAULT_MAX_TOKENS), |value| count("max_tokens", value))?),
-        n: count("n", request.n.unwrap_or(1))?,
+        n: n_choices(request.n, state.engine().limits().max_n)?,
         sampling: request.sampling().resolve(&state.config().default_sampling)?,
         stop_token_ids: request.stop_token_ids.iter().flatten().copied().map(TokenId).collect(),
         ignore_eos: request.ignore_eos.unwrap_or(false),

@@ -282,6 +282,18 @@ pub fn count(field: &'static str, value: i64) -> Result<u32, ApiError> {
     Ok(u32::try_from(value).unwrap_or(u32::MAX))
 }
 
+/// How many choices to make. Checked before anything is made for each of them: the field is the client's.
+///
+/// # Errors
+/// 400 with field, limit and value.
+pub fn n_choices(value: Option<i64>, max_n: u32) -> Result<u32, ApiError> {
+    let n = count("n", value.unwrap_or(1))?;
+    if n == 0 || n > max_n {
+        return Err(ApiError::invalid("n", format!("must be from 1 to {max_n}, got {n}")));
+    }
+    Ok(n)
+}
+
 /// A count of log-probabilities.
 ///
 /// # Errors
