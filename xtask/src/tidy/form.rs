@@ -68,6 +68,21 @@ pub fn module_names(source: &Source, findings: &mut Vec<Finding>) {
     }
 }
 
+/// No test is ignored: a slow one is a target of `cargo xtask ci --full`.
+pub fn no_ignored_tests(source: &Source, findings: &mut Vec<Finding>) {
+    for window in source.tokens.windows(3) {
+        let [hash, open, name] = window else { continue };
+        if hash.text == "#" && open.text == "[" && name.text == "ignore" {
+            findings.push(Finding {
+                path: source.path.clone(),
+                line: name.line,
+                rule: "ignored-test",
+                what: "nobody runs an ignored test; make it fast, or a target of FULL_TESTS".into(),
+            });
+        }
+    }
+}
+
 /// Every `allow` carries its reason: `reason = "…"`, or a comment on its line or the line above.
 pub fn allow_has_reason(source: &Source, findings: &mut Vec<Finding>) {
     let mut visitor = Allows { source, findings };
@@ -126,6 +141,13 @@ mod tests {
         assert_eq!(findings_of(module_names, "src/kv/common/mod.rs", "//! x\n").len(), 1);
         assert_eq!(findings_of(module_names, "src/kv/mod.rs", "//! x\nmod helpers;\n")[0].0, 2);
         assert!(findings_of(module_names, "src/kv/mod.rs", "//! x\nmod pool;\n").is_empty());
+    }
+
+    #[test]
+    fn no_test_is_ignored() {
+        let broken = "//! x\n#[test]\n#[ignore = \"slow\"]\nfn f() {}\n";
+        assert_eq!(findings_of(no_ignored_tests, "tests/a.rs", broken)[0].0, 3);
+        assert!(findings_of(no_ignored_tests, "tests/a.rs", "//! x\n#[test]\nfn ignore() {}\n").is_empty());
     }
 
     #[test]

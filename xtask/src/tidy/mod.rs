@@ -48,11 +48,12 @@ pub struct Tree {
 }
 
 /// Rules for one Rust file.
-const FILE_RULES: [fn(&Source, &mut Vec<Finding>); 14] = [
+const FILE_RULES: [fn(&Source, &mut Vec<Finding>); 15] = [
     form::job_line,
     form::tests_last,
     form::module_names,
     form::allow_has_reason,
+    form::no_ignored_tests,
     imports::direction,
     imports::pure_modules,
     purity::environment,
