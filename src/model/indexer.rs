@@ -148,7 +148,7 @@ impl GatheredKeys {
         let shape = cache.layout().shape();
         self.row_bytes = shape.format.index_row_bytes(shape.dims);
         self.head_dim = shape.dims.index_head_dim;
-        self.is_packed = shape.format == RowFormat::Kvq;
+        self.is_packed = shape.format != RowFormat::Exact;
         if self.is_packed {
             let packed = fit(&mut self.packed, n * self.row_bytes);
             cache.copy_index_rows(blocks, layer, packed);

@@ -1,6 +1,8 @@
 //! The bytes of one compressed row and of one indexer key: encoding is lossless for rows that were rounded first.
 
-use crate::tensor::format::{e2m1_to_f32, e8m0_to_f32, exp2i, f8e4m3fn_to_f32, f32_to_e2m1, f32_to_f8e4m3fn};
+use crate::tensor::format::{
+    bf16_to_f32, e2m1_to_f32, e8m0_to_f32, exp2i, f8e4m3fn_to_f32, f32_to_bf16, f32_to_e2m1, f32_to_f8e4m3fn,
+};
 
 /// Columns of a KV row that share one FP8 scale.
 pub const KV_GROUP: usize = 64;
@@ -17,6 +19,8 @@ pub enum RowFormat {
     /// KV rows: FP8 codes of the unrotated dims, one scale byte for 64 of them (and a byte of padding where their number is
     /// odd), then the rotary dims in f32. Indexer keys: E2M1, low nibble first, then one scale byte for 32 dims.
     Kvq,
+    /// As `Kvq`, but the rotary dims are BF16, as kernels read them.
+    Device,
 }
 
 /// Dims of the rows, all from the checkpoint's config.
@@ -47,6 +51,7 @@ impl RowFormat {
         match self {
             Self::Exact => dims.head_dim * 4,
             Self::Kvq => dims.nope_dim() + dims.n_kv_scale_bytes() + dims.rope_dim * 4,
+            Self::Device => dims.nope_dim() + dims.n_kv_scale_bytes() + dims.rope_dim * 2,
         }
     }
 
@@ -55,11 +60,11 @@ impl RowFormat {
     pub const fn index_row_bytes(self, dims: RowDims) -> usize {
         match self {
             Self::Exact => dims.index_head_dim * 4,
-            Self::Kvq => dims.index_head_dim / 2 + dims.index_head_dim / INDEX_GROUP,
+            Self::Kvq | Self::Device => dims.index_head_dim / 2 + dims.index_head_dim / INDEX_GROUP,
         }
     }
 
-    /// Stores a KV row `[head_dim]`; in `Kvq` its values must already lie on the grid, so that nothing is lost.
+    /// Stores a KV row `[head_dim]`; unless the format is `Exact` its values must already lie on the grid, so that nothing is lost.
     pub fn encode_kv(self, dims: RowDims, row: &[f32], out: &mut [u8]) {
         if self == Self::Exact {
             return put_f32(row, out);
@@ -76,7 +81,7 @@ impl RowFormat {
                 *code = f32_to_f8e4m3fn(value * inverse);
             }
         }
-        put_f32(rope, rope_out);
+        if self == Self::Device { put_bf16(rope, rope_out) } else { put_f32(rope, rope_out) }
     }
 
     /// Reads a KV row back.
@@ -93,10 +98,10 @@ impl RowFormat {
                 *value = F8_VALUES[usize::from(code)] * scale;
             }
         }
-        get_f32(rope_bytes, rope);
+        if self == Self::Device { get_bf16(rope_bytes, rope) } else { get_f32(rope_bytes, rope) }
     }
 
-    /// Stores an indexer key `[index_head_dim]`; in `Kvq` its values must already lie on the grid.
+    /// Stores an indexer key `[index_head_dim]`; unless the format is `Exact` its values must already lie on the grid.
     pub fn encode_index(self, dims: RowDims, row: &[f32], out: &mut [u8]) {
         if self == Self::Exact {
             return put_f32(row, out);
@@ -164,6 +169,18 @@ fn get_f32(bytes: &[u8], values: &mut [f32]) {
     }
 }
 
+fn put_bf16(values: &[f32], out: &mut [u8]) {
+    for (bytes, value) in out.chunks_exact_mut(2).zip(values) {
+        bytes.copy_from_slice(&f32_to_bf16(*value).to_le_bytes());
+    }
+}
+
+fn get_bf16(bytes: &[u8], values: &mut [f32]) {
+    for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(2)) {
+        *value = bf16_to_f32(u16::from_le_bytes([bytes[0], bytes[1]]));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,6 +197,8 @@ mod tests {
     fn sizes_are_the_documented_ones() {
         assert_eq!(RowFormat::Kvq.kv_row_bytes(DIMS), 712);
         assert_eq!(RowFormat::Kvq.index_row_bytes(DIMS), 68);
+        assert_eq!(RowFormat::Device.kv_row_bytes(DIMS), 584);
+        assert_eq!(RowFormat::Device.index_row_bytes(DIMS), 68);
         assert_eq!(RowFormat::Exact.kv_row_bytes(DIMS), 2048);
         assert_eq!(RowFormat::Exact.index_row_bytes(DIMS), 512);
     }
@@ -215,6 +234,12 @@ mod tests {
             for i in 0..512 {
                 assert_eq!(row[i].to_bits(), back[i].to_bits(), "trial {trial} dim {i}");
             }
+            let row: Vec<f32> =
+                row.iter().enumerate().map(|(i, x)| if i < 448 { *x } else { bf16_to_f32(f32_to_bf16(*x)) }).collect();
+            let mut device = vec![0xAA; 584];
+            RowFormat::Device.encode_kv(DIMS, &row, &mut device);
+            RowFormat::Device.decode_kv(DIMS, &device, &mut back);
+            assert_eq!((&row, &bytes[..456]), (&back, &device[..456]), "trial {trial}");
             let key: Vec<f32> = (0..128).map(|i| scale * e2m1_to_f32(((trial * 5 + i * 3) % 16) as u8)).collect();
             let mut bytes = vec![0xAA; 68];
             RowFormat::Kvq.encode_index(DIMS, &key, &mut bytes);

@@ -1,0 +1,124 @@
+//! What the host keeps of every slot: its sampler, its last token, the drafts of its next Verify run.
+
+use std::sync::Arc;
+
+use crate::ids::{SlotIdx, TokenId};
+use crate::model::batch::{Batch, StepOutput, StepPlan, TokenSource};
+use crate::sample::params::{SamplingParams, SlotInit};
+use crate::sample::sampler::{SlotSampler, score};
+
+/// All slots of an executor.
+#[derive(Debug)]
+pub(super) struct Slots {
+    slots: Vec<Slot>,
+    vocab_size: usize,
+}
+
+/// The ids of a step's rows, each below the vocabulary's size.
+#[derive(Debug, Default)]
+pub(super) struct RowTokens {
+    /// One a row.
+    pub token_ids: Vec<TokenId>, // [T]
+    /// One a run: it had an id outside the vocabulary, so its sequence fails.
+    pub bad_runs: Vec<bool>,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    sampler: Option<SlotSampler>,
+    last_token: TokenId,
+    drafts: Vec<TokenId>,
+}
+
+impl Slots {
+    /// Slots that were never bound.
+    pub fn new(n_slots: usize, vocab_size: usize) -> Self {
+        Self { slots: (0..n_slots).map(|_| Slot::default()).collect(), vocab_size }
+    }
+
+    /// Gives a slot the drafted tokens of its next Verify run.
+    pub fn set_drafts(&mut self, slot: SlotIdx, drafts: &[TokenId]) {
+        let own = &mut self.slots[slot.index()].drafts;
+        own.clear();
+        own.extend_from_slice(drafts);
+    }
+
+    /// Drafts that a slot has.
+    pub fn n_drafts(&self, slot: SlotIdx) -> usize {
+        self.slots[slot.index()].drafts.len()
+    }
+
+    /// Starts a slot for a new or resumed sequence.
+    pub fn bind(&mut self, slot: SlotIdx, init: &SlotInit) {
+        let state = &mut self.slots[slot.index()];
+        state.sampler = Some(SlotSampler::new(init, self.vocab_size));
+        let last = init.output.last().or(init.prompt.last());
+        state.last_token = last.copied().unwrap_or_default();
+        state.drafts.clear();
+    }
+
+    /// Collects the id of every row. A run with an id outside the vocabulary must never reach a table: its rows run as
+    /// token 0 and the run is marked, so that its sequence fails alone.
+    pub fn gather_token_ids(&self, batch: &Batch, rows: &mut RowTokens) {
+        let RowTokens { token_ids, bad_runs } = rows;
+        token_ids.clear();
+        bad_runs.clear();
+        for run in &batch.runs {
+            let start = token_ids.len();
+            match run.tokens {
+                TokenSource::Host { start } => token_ids.extend(&batch.token_ids[start..start + run.n_rows]),
+                TokenSource::Slot => {
+                    let slot = &self.slots[run.slot.index()];
+                    token_ids.push(slot.last_token);
+                    token_ids.extend(&slot.drafts[..run.n_rows - 1]);
+                }
+            }
+            let mut is_bad = false;
+            for id in &mut token_ids[start..] {
+                if id.index() >= self.vocab_size {
+                    (*id, is_bad) = (TokenId(0), true);
+                }
+            }
+            bad_runs.push(is_bad);
+        }
+    }
+
+    /// Samples and scores a step. `logits` gives those of a row `(run_idx, row)`, `[V]`.
+    pub fn sample_and_score<'a>(
+        &mut self,
+        plan: &StepPlan,
+        rows: &RowTokens,
+        logits: impl Fn(usize, usize) -> &'a [f32],
+    ) -> StepOutput {
+        let mut output = StepOutput::default();
+        let read = |run_idx: usize, row: usize| {
+            if rows.bad_runs[run_idx] { &[f32::NAN] } else { logits(run_idx, row) }
+        };
+        for sample in &plan.samples {
+            let slot = &mut self.slots[plan.batch.runs[sample.run_idx].slot.index()];
+            let sampler = slot.sampler.get_or_insert_with(|| SlotSampler::new(&unbound(), self.vocab_size));
+            let sampled = sampler.sample(read(sample.run_idx, sample.row), sample.position);
+            if let Ok(sampled) = &sampled {
+                slot.last_token = sampled.token;
+            }
+            output.sampled.push(sampled);
+        }
+        for row in &plan.scores {
+            output.scores.push(score(read(row.run_idx, row.row), row.target, row.n_top));
+        }
+        output
+    }
+}
+
+/// Greedy sampling for a slot that was never bound.
+fn unbound() -> SlotInit {
+    SlotInit {
+        sampling: SamplingParams { temperature: 0.0, ..Default::default() },
+        choice: 0,
+        prompt: Arc::new([]),
+        output: Vec::new(),
+        banned_until_min: Vec::new(),
+        min_tokens: 0,
+        n_logprobs: None,
+    }
+}
