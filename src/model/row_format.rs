@@ -19,7 +19,7 @@ pub enum RowFormat {
     /// KV rows: FP8 codes of the unrotated dims, one scale byte for 64 of them (and a byte of padding where their number is
     /// odd), then the rotary dims in f32. Indexer keys: E2M1, low nibble first, then one scale byte for 32 dims.
     Kvq,
-    /// As `Kvq`, but the rotary dims are BF16, as kernels read them.
+    /// As `Kvq`, but as kernels read it: the rotary dims are BF16 and come before the scale bytes.
     Device,
 }
 
@@ -71,7 +71,10 @@ impl RowFormat {
         }
         let (nope, rope) = row.split_at(dims.nope_dim());
         let (codes, rest) = out.split_at_mut(dims.nope_dim());
-        let (scales, rope_out) = rest.split_at_mut(dims.n_kv_scale_bytes());
+        let (scales, rope_out) = match self {
+            Self::Device => swap(rest.split_at_mut(dims.rope_dim * 2)),
+            _ => rest.split_at_mut(dims.n_kv_scale_bytes()),
+        };
         scales.fill(0);
         for (group, (values, codes)) in nope.chunks(KV_GROUP).zip(codes.chunks_mut(KV_GROUP)).enumerate() {
             let exponent = covering_exponent(values, 448.0);
@@ -91,7 +94,10 @@ impl RowFormat {
         }
         let (nope, rope) = row.split_at_mut(dims.nope_dim());
         let (codes, rest) = bytes.split_at(dims.nope_dim());
-        let (scales, rope_bytes) = rest.split_at(dims.n_kv_scale_bytes());
+        let (scales, rope_bytes) = match self {
+            Self::Device => swap(rest.split_at(dims.rope_dim * 2)),
+            _ => rest.split_at(dims.n_kv_scale_bytes()),
+        };
         for (group, (values, codes)) in nope.chunks_mut(KV_GROUP).zip(codes.chunks(KV_GROUP)).enumerate() {
             let scale = e8m0_to_f32(scales[group]);
             for (value, &code) in values.iter_mut().zip(codes) {
@@ -155,6 +161,10 @@ fn covering_exponent(values: &[f32], largest: f32) -> i32 {
     let exponent = (quotient.to_bits() >> 23) as i32 - 127;
     let exponent = if amax > largest * exp2i(exponent) { exponent + 1 } else { exponent };
     exponent.clamp(-120, 120)
+}
+
+fn swap<T>((a, b): (T, T)) -> (T, T) {
+    (b, a)
 }
 
 fn put_f32(values: &[f32], out: &mut [u8]) {
@@ -239,7 +249,7 @@ mod tests {
             let mut device = vec![0xAA; 584];
             RowFormat::Device.encode_kv(DIMS, &row, &mut device);
             RowFormat::Device.decode_kv(DIMS, &device, &mut back);
-            assert_eq!((&row, &bytes[..456]), (&back, &device[..456]), "trial {trial}");
+            assert_eq!((&row, &bytes[..448], &bytes[448..456]), (&back, &device[..448], &device[576..]), "trial {trial}");
             let key: Vec<f32> = (0..128).map(|i| scale * e2m1_to_f32(((trial * 5 + i * 3) % 16) as u8)).collect();
             let mut bytes = vec![0xAA; 68];
             RowFormat::Kvq.encode_index(DIMS, &key, &mut bytes);
