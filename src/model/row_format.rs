@@ -249,7 +249,11 @@ mod tests {
             let mut device = vec![0xAA; 584];
             RowFormat::Device.encode_kv(DIMS, &row, &mut device);
             RowFormat::Device.decode_kv(DIMS, &device, &mut back);
-            assert_eq!((&row, &bytes[..448], &bytes[448..456]), (&back, &device[..448], &device[576..]), "trial {trial}");
+            assert_eq!(
+                (&row, &bytes[..448], &bytes[448..456]),
+                (&back, &device[..448], &device[576..]),
+                "trial {trial}"
+            );
             let key: Vec<f32> = (0..128).map(|i| scale * e2m1_to_f32(((trial * 5 + i * 3) % 16) as u8)).collect();
             let mut bytes = vec![0xAA; 68];
             RowFormat::Kvq.encode_index(DIMS, &key, &mut bytes);
