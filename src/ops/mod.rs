@@ -1,6 +1,7 @@
 //! The operations of the forward pass, one file each: contract, scalar f64 `reference`, fast CPU path, tests.
 
 pub mod attention;
+pub mod case;
 pub mod compress;
 pub mod embed;
 pub mod hadamard;
