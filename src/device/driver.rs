@@ -1,4 +1,5 @@
 //! What a GPU runtime must offer: the calls that HIP and CUDA share, with opaque handles.
+#![allow(unsafe_code)] // src/device is the home of unsafe: here it is what each runtime must be trusted with.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
