@@ -122,7 +122,9 @@ mod tests {
     fn what_is_missing_is_named_with_the_command_that_makes_it() {
         let code = CodeObjects { folders: vec!["/a/kernels".into(), "/b/kernels".into()], ..CodeObjects::default() };
         let text = code.code_object(DeviceKind::Sim, SimWave::W64.arch()).unwrap_err().to_string();
-        for part in ["sim64/flashd.so", "/a/kernels", "/b/kernels", "cargo xtask kernels --target sim", "FLASHD_KERNELS"] {
+        for part in
+            ["sim64/flashd.so", "/a/kernels", "/b/kernels", "cargo xtask kernels --target sim", "FLASHD_KERNELS"]
+        {
             assert!(text.contains(part), "{part}: {text}");
         }
     }

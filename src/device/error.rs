@@ -85,7 +85,9 @@ pub enum DeviceError {
         path: PathBuf,
     },
     /// Device memory (or pinned host memory) ran out.
-    #[error("device {device}: out of {memory} memory: {want_bytes} bytes wanted, {free_bytes} bytes of the device free")]
+    #[error(
+        "device {device}: out of {memory} memory: {want_bytes} bytes wanted, {free_bytes} bytes of the device free"
+    )]
     OutOfMemory {
         /// Device name.
         device: String,

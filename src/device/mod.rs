@@ -164,7 +164,9 @@ impl Device {
             (Some(thread), _) if thread != std::thread::current().id() => {
                 Err(self.bad_argument(call, "another thread records a graph".to_owned()))
             }
-            (Some(_), Recordable::No(why)) => Err(self.bad_argument(call, format!("not while recording a graph: {why}"))),
+            (Some(_), Recordable::No(why)) => {
+                Err(self.bad_argument(call, format!("not while recording a graph: {why}")))
+            }
             _ => Ok(state),
         }
     }

@@ -147,13 +147,7 @@ mod tests {
 
     /// An MI300X with the whole checkpoint.
     fn needs(kv: KvRequest) -> Needs {
-        Needs {
-            weights_bytes: 156 * GIB,
-            state_bytes: GIB,
-            workspace_bytes: 4 * GIB,
-            graphs_bytes: GIB / 2,
-            kv,
-        }
+        Needs { weights_bytes: 156 * GIB, state_bytes: GIB, workspace_bytes: 4 * GIB, graphs_bytes: GIB / 2, kv }
     }
 
     const FREE: Memory = Memory { free_bytes: 191 * GIB, total_bytes: 192 * GIB };
@@ -162,7 +156,9 @@ mod tests {
     fn a_pool_that_leaves_less_than_the_margin_is_refused_with_the_sums() {
         let error = MemoryPlan::new(needs(KvRequest::Exactly(30 * GIB)), FREE).unwrap_err();
         let text = error.to_string();
-        for part in ["weights 156.00 GiB", "KV cache 30.00 GiB", "margin 2.00 GiB", "= 193.50 GiB", "191.00 GiB of 192.00"] {
+        for part in
+            ["weights 156.00 GiB", "KV cache 30.00 GiB", "margin 2.00 GiB", "= 193.50 GiB", "191.00 GiB of 192.00"]
+        {
             assert!(text.contains(part), "{part}: {text}");
         }
         let fits = 30 * GIB - (193 * GIB + GIB / 2 - 191 * GIB);

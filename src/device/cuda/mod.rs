@@ -80,11 +80,7 @@ unsafe impl Send for Cuda {}
 unsafe impl Sync for Cuda {}
 
 /// Opens a device and loads its code object.
-pub(super) fn open(
-    label: &str,
-    ordinal: usize,
-    code: &CodeObjects,
-) -> Result<(Box<dyn Driver>, PathBuf), DeviceError> {
+pub(super) fn open(label: &str, ordinal: usize, code: &CodeObjects) -> Result<(Box<dyn Driver>, PathBuf), DeviceError> {
     check_library(label)?;
     let device = choose(label, ordinal)?;
     let version = version();
@@ -149,8 +145,11 @@ fn diagnose(root: &Path) -> &'static str {
 }
 
 fn choose(label: &str, ordinal: usize) -> Result<CUdevice, DeviceError> {
-    let error =
-        |reason: String, remedy: &str| DeviceError::NoDevice { device: label.to_owned(), reason, remedy: remedy.into() };
+    let error = |reason: String, remedy: &str| DeviceError::NoDevice {
+        device: label.to_owned(),
+        reason,
+        remedy: remedy.into(),
+    };
     let failed = |fault: Fault| {
         let reason = format!("{}: {} ({})", fault.call, fault.text, diagnose(Path::new("/")));
         error(reason, "see nvidia-smi; in a container pass --gpus all; CUDA_VISIBLE_DEVICES may hide it")
@@ -352,16 +351,12 @@ impl Driver for Cuda {
 
     unsafe fn copy_in(&self, to: u64, from: *const u8, n_bytes: usize) -> Result<(), Fault> {
         // SAFETY: the caller answers for both ranges until the copy is done.
-        self.call("cuMemcpyHtoDAsync", || unsafe {
-            sys::cuMemcpyHtoDAsync_v2(to, from.cast(), n_bytes, self.stream.0)
-        })
+        self.call("cuMemcpyHtoDAsync", || unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), n_bytes, self.stream.0) })
     }
 
     unsafe fn copy_out(&self, to: *mut u8, from: u64, n_bytes: usize) -> Result<(), Fault> {
         // SAFETY: the caller answers for both ranges until the copy is done.
-        self.call("cuMemcpyDtoHAsync", || unsafe {
-            sys::cuMemcpyDtoHAsync_v2(to.cast(), from, n_bytes, self.stream.0)
-        })
+        self.call("cuMemcpyDtoHAsync", || unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, n_bytes, self.stream.0) })
     }
 
     unsafe fn copy_within(&self, to: u64, from: u64, n_bytes: usize) -> Result<(), Fault> {
@@ -447,9 +442,8 @@ impl Driver for Cuda {
         // SAFETY: the handle's place is writable, and the stream lives as long as `self`.
         let graph = self.make("cuStreamEndCapture", |to| unsafe { sys::cuStreamEndCapture(self.stream.0, to) })?;
         // SAFETY: the graph was just made.
-        let exec = self.make("cuGraphInstantiate", |to| unsafe {
-            sys::cuGraphInstantiateWithFlags(to, graph.as_ptr().cast(), 0)
-        });
+        let exec = self
+            .make("cuGraphInstantiate", |to| unsafe { sys::cuGraphInstantiateWithFlags(to, graph.as_ptr().cast(), 0) });
         // SAFETY: the graph was made above, and what was made of it does not need it.
         let _ = self.call("cuGraphDestroy", || unsafe { sys::cuGraphDestroy(graph.as_ptr().cast()) });
         exec.map(RawGraph)

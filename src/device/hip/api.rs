@@ -236,6 +236,9 @@ mod tests {
         let libc = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib/aarch64-linux-gnu/libc.so.6", "/lib64/libc.so.6"];
         std::os::unix::fs::symlink(libc.iter().find(|path| Path::new(path).exists()).unwrap(), &path).unwrap();
         let error = Api::find("hip:0", &[folder.path().to_owned()]).err().unwrap();
-        assert!(matches!(&error, DeviceError::SymbolMissing { symbol, .. } if symbol == "hipGetDeviceCount"), "{error}");
+        assert!(
+            matches!(&error, DeviceError::SymbolMissing { symbol, .. } if symbol == "hipGetDeviceCount"),
+            "{error}"
+        );
     }
 }

@@ -175,7 +175,9 @@ const fn kind_of(code: Code) -> FaultKind {
         api::NOT_FOUND => FaultKind::NotFound,
         // Invalid value, configuration, symbol, image, no binary, handle, function; out of resources for a launch; not
         // supported; the errors of stream capture (900 to 908) and of graph updates.
-        1 | 9 | 13 | 98 | 200 | 209 | 218 | 300 | 301 | 302 | 303 | 400 | 701 | 801 | 900..=908 | 910 => FaultKind::Refused,
+        1 | 9 | 13 | 98 | 200 | 209 | 218 | 300 | 301 | 302 | 303 | 400 | 701 | 801 | 900..=908 | 910 => {
+            FaultKind::Refused
+        }
         _ => FaultKind::Lost,
     }
 }

@@ -28,12 +28,17 @@ pub fn diagnose(root: &Path) -> Finding {
             return finding("/dev/kfd may not be opened: permission denied".to_owned(), remedy);
         }
         Err(error) => {
-            return finding(format!("/dev/kfd can't be opened: {error}"), "look at the amdgpu driver's messages (dmesg)");
+            return finding(
+                format!("/dev/kfd can't be opened: {error}"),
+                "look at the amdgpu driver's messages (dmesg)",
+            );
         }
     }
     let nodes = std::fs::read_dir(root.join("dev/dri")).map(|entries| {
         let names = entries.flatten().map(|entry| entry.path());
-        names.filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("renderD"))).collect()
+        names
+            .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("renderD")))
+            .collect()
     });
     let nodes: Vec<_> = nodes.unwrap_or_default();
     if nodes.is_empty() {
