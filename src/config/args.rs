@@ -2,10 +2,12 @@
 //!
 //! Names are vLLM's where vLLM has the setting, so that a command line can be carried over.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::ValueEnum;
+use serde::de::{self, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 
 /// Where the model runs.
@@ -113,16 +115,33 @@ impl FromStr for Count {
 
 impl<'de> Deserialize<'de> for Count {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Form {
-            Number(u64),
-            Text(String),
-        }
-        match Form::deserialize(deserializer)? {
-            Form::Number(value) => Ok(Self(value)),
-            Form::Text(text) => text.parse().map_err(serde::de::Error::custom),
-        }
+        deserializer.deserialize_any(CountVisitor)
+    }
+}
+
+struct CountVisitor;
+
+impl Visitor<'_> for CountVisitor {
+    type Value = Count;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a whole number such as 8192, 8K, 25.6k or 4GiB")
+    }
+
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Count, E> {
+        Ok(Count(value))
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Count, E> {
+        u64::try_from(value).map(Count).map_err(|_| E::invalid_value(Unexpected::Signed(value), &self))
+    }
+
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Count, E> {
+        value.to_string().parse().map_err(|_| E::invalid_value(Unexpected::Float(value), &self))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Count, E> {
+        text.parse().map_err(E::custom)
     }
 }
 
@@ -353,16 +372,29 @@ impl LocalArgs {
 }
 
 fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<String>>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Form {
-        One(String),
-        Many(Vec<String>),
+    deserializer.deserialize_any(TextsVisitor).map(Some)
+}
+
+struct TextsVisitor;
+
+impl<'de> Visitor<'de> for TextsVisitor {
+    type Value = Vec<String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text or a list of texts (numbers and true or false in quotes)")
     }
-    Ok(Some(match Form::deserialize(deserializer)? {
-        Form::One(text) => vec![text],
-        Form::Many(texts) => texts,
-    }))
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Vec<String>, E> {
+        Ok(vec![text.to_owned()])
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<String>, A::Error> {
+        let mut texts = Vec::new();
+        while let Some(text) = seq.next_element()? {
+            texts.push(text);
+        }
+        Ok(texts)
+    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use serde::Deserialize;
+use serde_path_to_error::Track;
+
 use super::args::Settings;
 
 /// A settings file that can't be used.
@@ -35,8 +38,18 @@ pub fn read(path: &Path) -> Result<Settings, FileError> {
 }
 
 fn parse(text: &str) -> Result<Settings, String> {
-    let settings: Option<Settings> = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
-    Ok(settings.unwrap_or_default())
+    let mut track = Track::new();
+    let settings = serde_yaml::with_deserializer_from_str(text, |deserializer| {
+        Option::<Settings>::deserialize(serde_path_to_error::Deserializer::new(deserializer, &mut track))
+    });
+    match settings {
+        Ok(settings) => Ok(settings.unwrap_or_default()),
+        Err(error) => match track.path().to_string() {
+            // Not inside the value of a key; the message says what it is about.
+            path if path == "." => Err(error.to_string()),
+            path => Err(format!("{path}: {error}")),
+        },
+    }
 }
 
 #[cfg(test)]
@@ -89,7 +102,17 @@ mod tests {
     fn faults_name_the_key_and_the_line() {
         let cases = [
             ("port: 8000\nmax-model-length: 5\n", "max-model-length", "line 2"),
+            ("host: a\n\nport: none\n", "port", "line 3"),
             ("host: a\n\nport: none\n", "none", "line 3"),
+            ("max-model-len: 4Q\n", "max-model-len", "line 1"),
+            ("max-model-len: -4\n", "-4", "line 1"),
+            ("max-model-len: [4]\n", "max-model-len", "line 1"),
+            ("host: a\nmax-body-bytes: 1.5\n", "such as 8192, 8K", "line 2"),
+            ("host: a\nmax-body-bytes: true\n", "such as 8192, 8K", "line 2"),
+            ("served-model-name: {a: b}\n", "served-model-name", "line 1"),
+            ("served-model-name: [a, {b: c}]\n", "served-model-name[1]", "line 1"),
+            ("allowed-origins: 5\n", "a text or a list of texts", "line 1"),
+            ("device: tpu\n", "device", "line 1"),
             ("port: 1\nport: 2\n", "port", "line 2"),
             ("device: tpu\n", "tpu", "line 1"),
             ("max-model-len: 4Q\n", "4Q", "line 1"),
@@ -97,6 +120,7 @@ mod tests {
         for (text, word, line) in cases {
             let reason = parse(text).unwrap_err();
             assert!(reason.contains(word) && reason.contains(line), "{text:?}: {reason}");
+            assert!(!reason.contains("enum") && !reason.contains("Form"), "{reason}");
         }
     }
 
