@@ -9,6 +9,8 @@ pub struct StopMatcher {
     stops: Vec<String>,
     include: bool,
     held: String,
+    /// Bytes at the start of `held` in which no match ends.
+    n_passed_bytes: usize,
 }
 
 impl StopMatcher {
@@ -16,7 +18,7 @@ impl StopMatcher {
     #[must_use]
     pub fn new(mut stops: Vec<String>, include: bool) -> Self {
         stops.retain(|stop| !stop.is_empty());
-        Self { stops, include, held: String::new() }
+        Self { stops, include, held: String::new(), n_passed_bytes: 0 }
     }
 
     /// Takes the next text; returns what may be shown, and the stop that ended the text. After a match nothing more
@@ -26,19 +28,42 @@ impl StopMatcher {
             return (text.to_owned(), None);
         }
         self.held.push_str(text);
-        let found = self.stops.iter().filter_map(|stop| Some((self.held.find(stop.as_str())?, stop)));
+        let found = self.stops.iter().filter_map(|stop| Some((self.find(stop)?, stop)));
         let Some((start, stop)) = found.min_by_key(|(start, stop)| (start + stop.len(), *start)) else {
-            let tail = self.held.split_off(self.first_open());
-            return (std::mem::replace(&mut self.held, tail), None);
+            return (self.release(), None);
         };
         let stop = stop.clone();
         self.held.truncate(if self.include { start + stop.len() } else { start });
         (std::mem::take(&mut self.held), Some(stop))
     }
 
+    /// Takes text in which no stop may end; one that begins in it and ends later counts. Returns what may be shown.
+    pub fn pass(&mut self, text: &str) -> String {
+        if self.stops.is_empty() {
+            return text.to_owned();
+        }
+        self.held.push_str(text);
+        self.n_passed_bytes = self.held.len();
+        self.release()
+    }
+
     /// What was held back, when the text ends without a match.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
+    }
+
+    /// The first match of `stop` that ends after the passed text.
+    fn find(&self, stop: &str) -> Option<usize> {
+        let from = self.held.ceil_char_boundary((self.n_passed_bytes + 1).saturating_sub(stop.len()));
+        self.held[from..].find(stop).map(|at| from + at)
+    }
+
+    /// Gives out what no unfinished match needs.
+    fn release(&mut self) -> String {
+        let tail = self.held.split_off(self.first_open());
+        let shown = std::mem::replace(&mut self.held, tail);
+        self.n_passed_bytes = self.n_passed_bytes.saturating_sub(shown.len());
+        shown
     }
 
     /// Where the first unfinished match begins; the end of the text if there is none.
@@ -115,7 +140,46 @@ mod tests {
         assert_eq!(matcher.finish(), "\n");
     }
 
+    #[test]
+    fn a_match_counts_if_it_ends_after_the_passed_text() {
+        let after = |passed: &[&str], rest: &str, stop: &str| {
+            let mut matcher = StopMatcher::new(vec![stop.to_owned()], false);
+            let mut shown: String = passed.iter().map(|text| matcher.pass(text)).collect();
+            let (text, found) = matcher.push(rest);
+            shown.push_str(&text);
+            if found.is_none() {
+                shown.push_str(&matcher.finish());
+            }
+            (shown, found.is_some())
+        };
+        assert_eq!(after(&["a END b"], " c", "END"), ("a END b c".to_owned(), false));
+        assert_eq!(after(&["a END", " b E"], "ND c", "END"), ("a END b ".to_owned(), true));
+        assert_eq!(after(&["aa"], "a", "aa"), ("a".to_owned(), true));
+        assert_eq!(after(&["泉"], "", "泉"), ("泉".to_owned(), false));
+        assert_eq!(after(&["泉"], "泉b", "泉"), ("泉".to_owned(), true));
+    }
+
     proptest! {
+        #[test]
+        fn passed_text_holds_no_end(text in "[ab泉]{0,12}", n_passed in 0_usize..13, stop in "[ab泉]{1,4}") {
+            let bound = text.char_indices().nth(n_passed).map_or(text.len(), |(at, _)| at);
+            let want = text.char_indices().map(|(at, _)| at).find(|at| {
+                text[*at..].starts_with(&stop) && at + stop.len() > bound
+            });
+            let mut matcher = StopMatcher::new(vec![stop], false);
+            let mut shown = String::new();
+            for letter in text[..bound].chars() {
+                shown.push_str(&matcher.pass(letter.encode_utf8(&mut [0; 4])));
+            }
+            let (more, found) = matcher.push(&text[bound..]);
+            shown.push_str(&more);
+            prop_assert_eq!(found.is_some(), want.is_some());
+            if found.is_none() {
+                shown.push_str(&matcher.finish());
+            }
+            prop_assert_eq!(shown, &text[..want.unwrap_or(text.len())]);
+        }
+
         #[test]
         fn every_split_gives_the_same(text in "[ab泉]{0,12}", stops in prop::collection::vec("[ab泉]{1,4}", 0..4)) {
             let stops: Vec<&str> = stops.iter().map(String::as_str).collect();

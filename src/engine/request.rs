@@ -110,10 +110,16 @@ pub enum RejectReason {
     #[error("prompt: must hold at least one token")]
     EmptyPrompt,
     /// Prompt and output do not fit.
-    #[error("the prompt has {n_prompt} tokens, but this model's maximum context length is {max_model_len} tokens")]
+    #[error(
+        "the request needs at least {} tokens ({n_prompt} of the prompt and {n_output} of output), but this model's \
+         maximum context length is {max_model_len} tokens",
+        n_prompt + n_output
+    )]
     ContextLength {
         /// Prompt tokens.
         n_prompt: usize,
+        /// Output tokens at least: one, unless none were asked for.
+        n_output: usize,
         /// The limit.
         max_model_len: usize,
     },
@@ -173,9 +179,9 @@ fn check_length(request: &GenerateRequest, limits: &EngineLimits) -> Result<u32,
         return Err(RejectReason::EmptyPrompt);
     }
     // A prompt that is only prefilled may fill the context; any other must leave room for one token.
-    let n_least = n_prompt + usize::from(request.max_tokens != Some(0));
-    if n_least > limits.max_model_len {
-        return Err(RejectReason::ContextLength { n_prompt, max_model_len: limits.max_model_len });
+    let n_output = usize::from(request.max_tokens != Some(0));
+    if n_prompt + n_output > limits.max_model_len {
+        return Err(RejectReason::ContextLength { n_prompt, n_output, max_model_len: limits.max_model_len });
     }
     if n_prompt > limits.max_kv_tokens {
         return Err(RejectReason::NeverFits { needed: n_prompt, available: limits.max_kv_tokens });
@@ -310,11 +316,12 @@ mod tests {
     #[test]
     fn the_prompt_must_fit_the_context() {
         assert_eq!(refusal(|r| r.prompt = Arc::new([])), RejectReason::EmptyPrompt);
-        let too_long = RejectReason::ContextLength { n_prompt: 100, max_model_len: 100 };
+        let too_long = RejectReason::ContextLength { n_prompt: 100, n_output: 1, max_model_len: 100 };
         assert_eq!(ValidRequest::new(request(100), &limits()), Err(too_long.clone()));
         assert_eq!(
             too_long.to_string(),
-            "the prompt has 100 tokens, but this model's maximum context length is 100 tokens"
+            "the request needs at least 101 tokens (100 of the prompt and 1 of output), but this model's maximum context \
+             length is 100 tokens"
         );
         assert_eq!(ValidRequest::new(request(99), &limits()).map(|r| r.max_tokens()), Ok(1));
         let prefill = |n| ValidRequest::new(GenerateRequest { max_tokens: Some(0), ..request(n) }, &limits());

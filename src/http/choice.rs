@@ -2,11 +2,12 @@
 //!
 //! Token → Decoder → StopMatcher → StreamParser. Streaming and whole answers use this one path, so they cannot differ.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::chat::Mode;
-use crate::chat::parse::{End, ParserOptions, Part, StreamParser};
+use crate::chat::parse::{CONTROL, DSML, End, ParserOptions, Part, StreamParser};
 use crate::chat::stop::StopMatcher;
 use crate::engine::event::FinishReason;
 use crate::ids::TokenId;
@@ -92,6 +93,9 @@ pub struct ChoiceText {
     decoder: Decoder,
     matcher: StopMatcher,
     parser: Option<StreamParser>,
+    marks: Marks,
+    /// Stop strings that end in so many tokens are text.
+    min_tokens: usize,
     aligner: Option<Aligner>,
     n_chars: usize,
     /// Parts that the forced prefix gave, for the first delta.
@@ -118,6 +122,8 @@ impl ChoiceText {
             tokenizer: Arc::clone(tokenizer),
             matcher: StopMatcher::new(options.stop.clone(), options.include_stop),
             parser,
+            marks: Marks::default(),
+            min_tokens: 0,
             aligner: options.split_logprobs.then(Aligner::default),
             n_chars: 0,
             pending,
@@ -127,6 +133,13 @@ impl ChoiceText {
             end: None,
             options,
         }
+    }
+
+    /// The same choice, which no stop string ends before it has more tokens than these.
+    #[must_use]
+    pub const fn with_min_tokens(mut self, min_tokens: usize) -> Self {
+        self.min_tokens = min_tokens;
+        self
     }
 
     /// Tokens so far: all that count in usage.
@@ -155,15 +168,18 @@ impl ChoiceText {
         let scored = ScoredText { token, start_char: self.n_chars, logprobs };
         let is_silent = self.is_end(token) || self.is_stray_mark(token);
         let text = if is_silent { String::new() } else { self.decode(token) };
+        let is_tag_mark = !is_silent && self.is_tag_mark(token);
+        self.marks.grow(text.len(), is_tag_mark);
         self.n_chars += text.chars().count();
         if let Some(aligner) = &mut self.aligner {
             aligner.grow(text.len());
-            if !is_silent && (self.options.show_hidden || !self.tokenizer.is_hidden(token)) {
+            if !is_silent && !is_tag_mark && (self.options.show_hidden || !self.tokenizer.is_hidden(token)) {
                 aligner.add(scored.clone(), text.len());
             }
         }
         delta.tokens.push(scored);
-        let (shown, stop) = self.matcher.push(&text);
+        let (shown, stop) =
+            if self.n_tokens <= self.min_tokens { (self.matcher.pass(&text), None) } else { self.matcher.push(&text) };
         self.parse(&shown, &mut delta);
         if self.tokenizer.token_bytes(token) == Some(END_OF_THINKING) || delta.parts.iter().any(leaves_reasoning) {
             self.reasoning_open = false;
@@ -219,9 +235,17 @@ impl ChoiceText {
         }
     }
 
+    /// The control token of tags in a chat answer: the parser must know it from its characters in ordinary tokens.
+    fn is_tag_mark(&self, token: TokenId) -> bool {
+        let is_hidden = self.parser.is_some() && !self.options.show_hidden;
+        is_hidden && self.tokenizer.token_bytes(token) == Some(DSML.as_bytes())
+    }
+
     fn decode(&mut self, token: TokenId) -> String {
         if !self.options.show_hidden || !self.tokenizer.is_hidden(token) {
-            return self.decoder.push(token);
+            let text = self.decoder.push(token);
+            // What stands for a control token can't be text too; both are three bytes.
+            return if self.parser.is_some() { text.replace(CONTROL, "\u{FFFD}") } else { text };
         }
         let mut text = self.decoder.finish();
         text.push_str(&String::from_utf8_lossy(self.tokenizer.token_bytes(token).unwrap_or_default()));
@@ -237,6 +261,7 @@ impl ChoiceText {
             return;
         };
         let mut parts = Vec::new();
+        let text = &*self.marks.mark(text);
         let Some(aligner) = &mut self.aligner else {
             parser.push(text, &mut parts);
             parts.into_iter().for_each(|part| append(&mut delta.parts, part));
@@ -245,7 +270,7 @@ impl ChoiceText {
         for (at, letter) in text.char_indices() {
             let letter = &text[at..at + letter.len_utf8()];
             parser.push(letter, &mut parts);
-            aligner.feed(letter);
+            aligner.feed(if letter.starts_with(CONTROL) { DSML } else { letter });
             for part in parts.drain(..) {
                 aligner.emit(&part, delta);
                 append(&mut delta.parts, part);
@@ -284,6 +309,55 @@ impl ChoiceText {
             delta.parts.truncate(at);
             self.end = Some(ChoiceEnd::Calls);
         }
+    }
+}
+
+/// Where control tokens of tags stand in the text, from the decoder through the stop matcher to the parser.
+#[derive(Debug, Default)]
+struct Marks {
+    /// Their first bytes, counted from the start of the choice; those that the parser has not been given.
+    starts: VecDeque<usize>,
+    /// Bytes decoded.
+    n_bytes: usize,
+    /// Bytes given to the parser.
+    n_given_bytes: usize,
+    /// The start of a mark whose rest the stop matcher holds back.
+    cut: String,
+}
+
+impl Marks {
+    /// Text that a token completed; a mark is the end of its text.
+    fn grow(&mut self, n_bytes: usize, is_mark: bool) {
+        self.n_bytes += n_bytes;
+        if is_mark {
+            self.starts.push_back(self.n_bytes - DSML.len());
+        }
+    }
+
+    /// The next text as the parser takes it: control tokens as [`CONTROL`].
+    fn mark<'a>(&mut self, text: &'a str) -> Cow<'a, str> {
+        if self.starts.is_empty() {
+            self.n_given_bytes += text.len();
+            return Cow::Borrowed(text);
+        }
+        let text = std::mem::take(&mut self.cut) + text;
+        let (mut marked, mut at) = (String::new(), 0);
+        while let Some(start) =
+            self.starts.front().map(|start| start - self.n_given_bytes).filter(|at| *at < text.len())
+        {
+            marked.push_str(&text[at..start]);
+            at = start + DSML.len();
+            if at > text.len() {
+                text[start..].clone_into(&mut self.cut);
+                self.n_given_bytes += start;
+                return Cow::Owned(marked);
+            }
+            marked.push(CONTROL);
+            self.starts.pop_front();
+        }
+        marked.push_str(&text[at..]);
+        self.n_given_bytes += text.len();
+        Cow::Owned(marked)
     }
 }
 
@@ -386,4 +460,28 @@ const fn call_index(part: &Part) -> Option<usize> {
 
 const fn leaves_reasoning(part: &Part) -> bool {
     !matches!(part, Part::Reasoning(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_found_at_every_split() {
+        let pieces = ["a", DSML, "b", DSML, "spelt ｜DSML｜", DSML, DSML];
+        let text = pieces.concat();
+        let want = format!("a{CONTROL}b{CONTROL}spelt ｜DSML｜{CONTROL}{CONTROL}");
+        let starts: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
+        for (nth, &first) in starts.iter().enumerate() {
+            for &second in &starts[nth..] {
+                let mut marks = Marks::default();
+                pieces.iter().for_each(|piece| marks.grow(piece.len(), *piece == DSML));
+                let given: String = [&text[..first], &text[first..second], &text[second..]]
+                    .iter()
+                    .map(|piece| marks.mark(piece).into_owned())
+                    .collect();
+                assert_eq!(given, want, "split at {first} and {second}");
+            }
+        }
+    }
 }

@@ -27,6 +27,8 @@ pub enum ErrorKind {
     NotFound,
     /// The path exists, the method does not.
     MethodNotAllowed,
+    /// The body stopped coming.
+    BodyTimeout,
     /// The body is over the limit.
     BodyTooLarge,
     /// The body is not JSON by its content type.
@@ -52,6 +54,7 @@ impl ErrorKind {
             Self::ModelNotFound => (StatusCode::NOT_FOUND, INVALID, "model_not_found", None),
             Self::NotFound => (StatusCode::NOT_FOUND, INVALID, "not_found", None),
             Self::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, INVALID, "method_not_allowed", None),
+            Self::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, INVALID, "request_timeout", None),
             Self::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, INVALID, "request_too_large", None),
             Self::MediaType => (StatusCode::UNSUPPORTED_MEDIA_TYPE, INVALID, "unsupported_media_type", None),
             Self::QueueFull => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "queue_full", Some(1)),

@@ -111,7 +111,7 @@ impl Generation {
         let record = Record {
             info,
             model: state.config().primary_name().to_owned(),
-            start: Instant::now(),
+            times: Times::new(Instant::now()),
             tally: Tally { n_prompt, ..Tally::default() },
             stats: RequestStats::default(),
             outcome: "cancelled",
@@ -127,7 +127,9 @@ impl Generation {
         let mut runs = Vec::with_capacity(valid.len());
         for (prompt, request) in valid.into_iter().enumerate() {
             let n = request.get().n as usize;
-            let choices = (0..n).map(|_| ChoiceText::new(state.tokenizer(), Arc::clone(&options))).collect();
+            let min_tokens = request.get().min_tokens as usize;
+            let choice = |_| ChoiceText::new(state.tokenizer(), Arc::clone(&options)).with_min_tokens(min_tokens);
+            let choices = (0..n).map(choice).collect();
             // A refusal drops the runs before it, which cancels them.
             let submission = state.engine().submit(request)?;
             runs.push(Run { prompt, submission, choices, ready: VecDeque::new(), is_over: false });
@@ -173,6 +175,7 @@ impl<S: Stream<Item = RunOutput> + Unpin> Merged<S> {
                 Some(RunOutput::Output(output)) => output,
             };
             self.record.tally.count(&output);
+            self.record.times.see(&output, Instant::now());
             if let Output::Done = output {
                 self.record.outcome = "finished";
                 self.is_over = true;
@@ -262,14 +265,60 @@ impl Run {
     }
 }
 
+/// When things happened, as seen from here: the engine gives no numbers for a request that fails or is cancelled.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    start: Instant,
+    /// The first prompt left the queue.
+    started: Option<Instant>,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+}
+
+impl Times {
+    const fn new(start: Instant) -> Self {
+        Self { start, started: None, first_token: None, last_token: None }
+    }
+
+    fn see(&mut self, output: &Output, now: Instant) {
+        match output {
+            Output::Started { .. } => {
+                self.started.get_or_insert(now);
+            }
+            Output::Delta { delta, .. } if !delta.tokens.is_empty() => {
+                self.first_token.get_or_insert(now);
+                self.last_token = Some(now);
+            }
+            _ => {}
+        }
+    }
+
+    /// What took how long until `now`; a stage that was not left lasts until then.
+    fn stats(&self, now: Instant) -> RequestStats {
+        let started = self.started.unwrap_or(now);
+        let first_token = self.first_token.unwrap_or(now);
+        RequestStats {
+            queue_us: micros(self.start, started),
+            prefill_us: micros(started, first_token),
+            decode_us: micros(first_token, self.last_token.unwrap_or(first_token)),
+            ..RequestStats::default()
+        }
+    }
+}
+
+fn micros(from: Instant, to: Instant) -> u64 {
+    u64::try_from(to.saturating_duration_since(from).as_micros()).unwrap_or(u64::MAX)
+}
+
 /// One line in the log when the request is over, however it ends. Never a word of its text; `log_requests` adds a line
 /// with the prompt when the request starts.
 #[derive(Debug)]
 struct Record {
     info: RequestInfo,
     model: String,
-    start: Instant,
+    times: Times,
     tally: Tally,
+    /// The engine's own numbers, of prompts that were finished.
     stats: RequestStats,
     outcome: &'static str,
     _in_flight: Arc<InFlight>,
@@ -293,6 +342,8 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
+        let now = Instant::now();
+        let stats = if self.outcome == "finished" { self.stats.clone() } else { self.times.stats(now) };
         tracing::info!(
             request_id = %self.info.id,
             endpoint = self.info.endpoint,
@@ -303,10 +354,10 @@ impl Drop for Record {
             n_cached_tokens = self.tally.n_cached,
             n_output_tokens = self.tally.n_output,
             n_reasoning_tokens = self.tally.n_reasoning,
-            queue_us = self.stats.queue_us,
-            prefill_us = self.stats.prefill_us,
-            decode_us = self.stats.decode_us,
-            total_us = u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX),
+            queue_us = stats.queue_us,
+            prefill_us = stats.prefill_us,
+            decode_us = stats.decode_us,
+            total_us = micros(self.times.start, now),
             "request"
         );
     }
@@ -328,4 +379,33 @@ pub async fn off_thread<T: Send + 'static>(
     let result = task.await.map_err(ApiError::internal)?;
     drop(alive);
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::http::choice::ScoredText;
+    use crate::ids::TokenId;
+
+    #[test]
+    fn a_request_that_ends_early_has_its_times() {
+        let start = Instant::now();
+        let at = |us: u64| start + Duration::from_micros(us);
+        let mut times = Times::new(start);
+        let stages = |times: &Times, now| {
+            let stats = times.stats(now);
+            (stats.queue_us, stats.prefill_us, stats.decode_us)
+        };
+        assert_eq!(stages(&times, at(5)), (5, 0, 0));
+        times.see(&Output::Started { n_cached_tokens: 0 }, at(10));
+        assert_eq!(stages(&times, at(12)), (10, 2, 0));
+        let scored = ScoredText { token: TokenId(1), start_char: 0, logprobs: None };
+        for us in [30, 60, 100] {
+            let delta = Delta { tokens: vec![scored.clone()], ..Delta::default() };
+            times.see(&Output::Delta { choice: 0, delta }, at(us));
+        }
+        assert_eq!(stages(&times, at(500)), (10, 20, 70));
+    }
 }

@@ -45,6 +45,15 @@ pub async fn readyz(state: State<AppState>) -> Result<&'static str, ApiError> {
     health(state).await
 }
 
+/// The same as /health, where SageMaker and its like look for it.
+#[utoipa::path(method(get, post), path = "/ping", tag = "operations", responses(
+    (status = 200, description = "Serving"),
+    (status = 503, description = "Loading, stalled, draining or dead", body = ErrorBody),
+))]
+pub async fn ping(state: State<AppState>) -> Result<&'static str, ApiError> {
+    health(state).await
+}
+
 /// Prometheus text, with vLLM's metric names.
 #[utoipa::path(get, path = "/metrics", tag = "operations", responses(
     (status = 200, description = "Prometheus text", body = String, content_type = "text/plain"),

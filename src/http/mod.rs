@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Router, http::Uri};
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::cors::{AllowOrigin, Any as AnyOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, Any as AnyOrigin, CorsLayer};
 
 pub mod auth;
 pub mod choice;
@@ -24,6 +24,7 @@ pub mod openai;
 pub mod openapi;
 pub mod serve;
 pub mod settings;
+pub mod shape;
 pub mod sse;
 pub mod state;
 pub mod tokenize;
@@ -49,6 +50,7 @@ pub fn router(state: AppState) -> Router {
         .route("/livez", get(health::livez))
         .route("/health", get(health::health))
         .route("/readyz", get(health::readyz))
+        .route("/ping", get(health::ping).post(health::ping))
         .route("/metrics", get(health::metrics))
         .route("/version", get(health::version))
         .route("/openapi.json", get(openapi::openapi));
@@ -87,8 +89,10 @@ fn panicked(cause: Box<dyn Any + Send + 'static>) -> Response {
 }
 
 fn cors(origins: &[String]) -> Option<CorsLayer> {
+    // Not `*`: to browsers that does not cover Authorization.
+    let headers = AllowHeaders::mirror_request();
     let layer =
-        CorsLayer::new().allow_methods(AnyOrigin).allow_headers(AnyOrigin).expose_headers([observe::X_REQUEST_ID]);
+        CorsLayer::new().allow_methods(AnyOrigin).allow_headers(headers).expose_headers([observe::X_REQUEST_ID]);
     if origins.iter().any(|origin| origin == "*") {
         return Some(layer.allow_origin(AnyOrigin));
     }

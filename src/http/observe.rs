@@ -18,7 +18,7 @@ use super::state::AppState;
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Paths that are polled; they are not counted, so that the figures show clients.
-const UNCOUNTED: [&str; 5] = ["/metrics", "/livez", "/health", "/readyz", "/version"];
+const UNCOUNTED: [&str; 6] = ["/metrics", "/livez", "/health", "/readyz", "/ping", "/version"];
 
 /// nginx's number for a client that went away before its answer; it is only counted, never sent.
 const CLIENT_CLOSED: u16 = 499;

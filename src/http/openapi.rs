@@ -24,6 +24,7 @@ use super::{health, models, openai, tokenize};
         health::livez,
         health::health,
         health::readyz,
+        health::ping,
         health::metrics,
         health::version,
     ),

@@ -59,6 +59,10 @@ pub struct ApiConfig {
     pub default_sampling: SamplingParams,
     /// Largest request body in bytes.
     pub max_body_bytes: usize,
+    /// How long the head of a request may take; also how long a kept connection may idle before the next one.
+    pub header_timeout: Duration,
+    /// Silence after which a body that is not whole is given up.
+    pub body_idle_timeout: Duration,
     /// Silence after which a stream gets a comment line; zero: never.
     pub sse_keep_alive: Duration,
     /// Origins that browsers may call from; `*` stands for all, none turns CORS off.
@@ -76,6 +80,10 @@ pub struct ApiConfig {
 impl ApiConfig {
     /// The default of `max_body_bytes`: 64 MiB holds a million tokens several times over.
     pub const DEFAULT_MAX_BODY_BYTES: usize = 64 << 20;
+    /// The default of `header_timeout`.
+    pub const DEFAULT_HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+    /// The default of `body_idle_timeout`.
+    pub const DEFAULT_BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
     /// The default of `sse_keep_alive`.
     pub const DEFAULT_SSE_KEEP_ALIVE: Duration = Duration::from_secs(5);
     /// The default of `drain_timeout`; container runtimes often kill 15 s after SIGTERM.
@@ -90,6 +98,8 @@ impl ApiConfig {
             default_thinking: DefaultThinking::default(),
             default_sampling: SamplingParams::default(),
             max_body_bytes: Self::DEFAULT_MAX_BODY_BYTES,
+            header_timeout: Self::DEFAULT_HEADER_TIMEOUT,
+            body_idle_timeout: Self::DEFAULT_BODY_IDLE_TIMEOUT,
             sse_keep_alive: Self::DEFAULT_SSE_KEEP_ALIVE,
             allowed_origins: vec!["*".to_owned()],
             drain_timeout: Self::DEFAULT_DRAIN_TIMEOUT,
@@ -115,6 +125,8 @@ impl std::fmt::Debug for ApiConfig {
             .field("default_thinking", &self.default_thinking)
             .field("default_sampling", &self.default_sampling)
             .field("max_body_bytes", &self.max_body_bytes)
+            .field("header_timeout", &self.header_timeout)
+            .field("body_idle_timeout", &self.body_idle_timeout)
             .field("sse_keep_alive", &self.sse_keep_alive)
             .field("allowed_origins", &self.allowed_origins)
             .field("drain_timeout", &self.drain_timeout)

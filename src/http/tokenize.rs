@@ -13,11 +13,13 @@ use super::openai::message::{ChatMessage, Tool, ToolChoice};
 use super::openai::prompt::{PromptFields, build, encode_error};
 use super::openai::request::{ReasoningEffort, TemplateKwargs, ThinkingSwitch};
 use super::openai::thinking::ThinkingFields;
+use super::shape::{objects, token_ids};
 use super::state::AppState;
 use crate::ids::TokenId;
 
 /// Body of POST /tokenize: a prompt or messages.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub struct TokenizeRequest {
     /// The model's name.
     #[serde(default)]
@@ -75,11 +77,13 @@ pub struct TokenizeResponse {
 
 /// Body of POST /detokenize.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub struct DetokenizeRequest {
     /// The model's name.
     #[serde(default)]
     pub model: Option<String>,
     /// Ids.
+    #[serde(deserialize_with = "token_ids")]
     pub tokens: Vec<u32>,
 }
 
@@ -89,6 +93,8 @@ pub struct DetokenizeResponse {
     /// The text, control tokens spelt out.
     pub prompt: String,
 }
+
+objects!(TokenizeRequest, DetokenizeRequest);
 
 /// The tokens of a text or a conversation.
 ///
@@ -105,6 +111,7 @@ pub struct DetokenizeResponse {
         (status = 400, description = "A field is wrong", body = ErrorBody),
         (status = 401, description = "No valid API key", body = ErrorBody),
         (status = 404, description = "No such model", body = ErrorBody),
+        (status = 408, description = "The body stopped coming", body = ErrorBody),
         (status = 413, description = "The body is too large", body = ErrorBody),
         (status = 415, description = "The body is not JSON", body = ErrorBody),
         (status = 503, description = "Loading, draining or dead", body = ErrorBody),
@@ -149,6 +156,7 @@ pub async fn tokenize(
         (status = 400, description = "A field is wrong", body = ErrorBody),
         (status = 401, description = "No valid API key", body = ErrorBody),
         (status = 404, description = "No such model", body = ErrorBody),
+        (status = 408, description = "The body stopped coming", body = ErrorBody),
         (status = 413, description = "The body is too large", body = ErrorBody),
         (status = 415, description = "The body is not JSON", body = ErrorBody),
         (status = 503, description = "Loading, draining or dead", body = ErrorBody),

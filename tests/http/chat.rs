@@ -145,6 +145,7 @@ async fn max_tokens_of_every_kind() {
             (&json!("length"), &json!(0))
         );
         assert_eq!(server.chat(max(json!(2))).await.ok()["usage"]["completion_tokens"], 2);
+        assert_eq!(server.chat(max(json!(2.0))).await.ok()["usage"]["completion_tokens"], 2);
         for wrong in [json!(-1), json!("5"), json!(1.5), json!([])] {
             assert_eq!(server.chat(max(wrong)).await.error(400)["param"], name);
         }
@@ -174,6 +175,27 @@ async fn stop_strings_at_every_split() {
             assert_eq!(answer["usage"]["completion_tokens"], n_ids);
             assert_eq!(fold_chat(&server.chat_stream(fields).await), [choice_of(&answer, 0)]);
         }
+    }
+}
+
+#[tokio::test]
+async fn stop_strings_wait_for_min_tokens() {
+    let text = "a fox, a fox, a fox";
+    for (min_tokens, content, n_tokens) in [
+        (0, "a ", 5),
+        (4, "a ", 5),
+        // The token that completes the stop must come after the minimum, as the end token must.
+        (5, "a fox, a ", 12),
+        (11, "a fox, a ", 12),
+        (12, "a fox, a fox, a ", 19),
+        (19, text, 20),
+    ] {
+        let server = Server::new(script_in(text, 1));
+        let fields = json!({"stop": "fox", "min_tokens": min_tokens, "n": 2});
+        let answer = server.chat(fields.clone()).await.ok();
+        assert_eq!(answer["choices"][0]["message"]["content"], content, "{min_tokens}");
+        assert_eq!(answer["usage"]["completion_tokens"], 2 * n_tokens, "{min_tokens}");
+        assert_eq!(fold_chat(&server.chat_stream(fields).await)[1], choice_of(&answer, 1));
     }
 }
 
@@ -283,10 +305,31 @@ async fn odd_optional_fields() {
         json!({"stop": ["a", "b", "c", "d", "e"]}),
         json!({"response_format": {"type": "text"}}),
         json!({"seed": -1}),
+        json!({"function_call": "none", "length_penalty": 1.0, "logprob_token_ids": [], "repetition_detection": null}),
+        json!({"function_call": null, "length_penalty": null, "logprob_token_ids": null, "repetition_detection": {}}),
     ] {
         server.chat(fields).await.ok();
     }
-    for (fields, param) in [
+}
+
+/// Each of these is refused by name, in words that know nothing of Rust.
+async fn refused(cases: impl IntoIterator<Item = (Value, &str)>) {
+    let server = Server::new(script("Hi"));
+    for (fields, param) in cases {
+        let error = server.chat(fields.clone()).await.error(400);
+        assert_eq!(error["type"], "invalid_request_error");
+        assert_eq!(error["param"], param, "{fields}: {error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(param.split('[').next().unwrap()), "{error}");
+        for rust in ["struct ", "enum ", "i64", "u32", "f32", "expected "] {
+            assert!(!message.contains(rust), "{message}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn wrong_fields_are_named() {
+    refused([
         (json!({"n": 0}), "n"),
         (json!({"n": 9}), "n"),
         (json!({"n": -1}), "n"),
@@ -314,12 +357,44 @@ async fn odd_optional_fields() {
         (json!({"messages": "x"}), "messages"),
         (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "messages[0].content[0].type"),
         (json!({"model": 7}), "model"),
-    ] {
-        let error = server.chat(fields.clone()).await.error(400);
-        assert_eq!(error["type"], "invalid_request_error");
-        assert_eq!(error["param"], param, "{fields}: {error}");
-        assert!(error["message"].as_str().unwrap().contains(param.split('[').next().unwrap()), "{error}");
-    }
+        (json!({"priority": 2_147_483_648_u64}), "priority"),
+        (json!({"stop_token_ids": [1.5]}), "stop_token_ids[0]"),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_not_supported_is_named() {
+    refused([
+        (json!({"function_call": "auto"}), "function_call"),
+        (json!({"function_call": {"name": "f"}}), "function_call"),
+        (json!({"function_call": "none", "tools": [{"type": "function", "function": {"name": "f"}}]}), "function_call"),
+        (json!({"length_penalty": 0.5}), "length_penalty"),
+        (json!({"logprob_token_ids": [5]}), "logprob_token_ids"),
+        (json!({"repetition_detection": {"max_pattern_size": 3}}), "repetition_detection"),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn wrong_shapes_are_named() {
+    refused([
+        (json!({"messages": [["user", "hi"]]}), "messages[0]"),
+        (json!({"messages": [{"role": "user", "content": [["text", "hi"]]}]}), "messages[0].content[0]"),
+        (json!({"messages": [{"role": ["user"], "content": "x"}]}), "messages[0].role"),
+        (json!({"chat_template_kwargs": []}), "chat_template_kwargs"),
+        (json!({"thinking": ["enabled"]}), "thinking"),
+        (json!({"thinking": {"type": 1}}), "thinking.type"),
+        (json!({"stream": true, "stream_options": [true]}), "stream_options"),
+        (json!({"response_format": ["text"]}), "response_format"),
+        (json!({"tools": [["function", {"name": "f"}]]}), "tools[0]"),
+        (json!({"tool_choice": {"type": "function", "function": ["f"]}}), "tool_choice.function"),
+        (json!({"reasoning_effort": 5}), "reasoning_effort"),
+    ])
+    .await;
+    let error = Server::new(script("Hi")).chat(json!({"reasoning_effort": 5})).await.error(400);
+    let words = "must be one of none, minimal, low, medium, high, xhigh, max, ultra, got 5";
+    assert_eq!(error["message"], format!("reasoning_effort: {words}"));
 }
 
 #[tokio::test]
@@ -370,6 +445,41 @@ async fn stray_marks_of_reasoning_never_show() {
         assert_eq!(whole["choices"][0]["message"]["reasoning"].as_str().unwrap_or_default(), reasoning);
         assert_eq!(fold_chat(&server.chat_stream(fields).await), [choice_of(&whole, 0)]);
     }
+}
+
+#[tokio::test]
+async fn stray_control_tokens_of_tags_never_show() {
+    // In the script ｜DSML｜ is the control token.
+    for (text, shown) in [
+        ("a｜DSML｜b", "ab"),
+        ("｜DSML｜", ""),
+        ("a <｜DSML｜tool_calls", "a <tool_calls"),
+        ("see <｜DSML｜invoke name=\"f\"> there", "see <invoke name=\"f\"> there"),
+    ] {
+        for kind in ["enabled", "disabled"] {
+            for size in [1, 3] {
+                let server = Server::new(script_in(text, size));
+                let fields = json!({"thinking": {"type": kind}, "logprobs": true, "stop": ["｜x", "zzz"]});
+                let answer = server.chat(fields.clone()).await.ok();
+                let choice = &answer["choices"][0];
+                let name = if kind == "enabled" { "reasoning" } else { "content" };
+                assert_eq!(choice["message"][name], shown, "{text}");
+                assert!(!choice["logprobs"].to_string().contains("DSML"));
+                // A stream has no chunk for an empty text.
+                let folded = fold_chat(&server.chat_stream(fields).await);
+                assert_eq!(folded[0]["message"][name].as_str().unwrap_or_default(), shown);
+                if !shown.is_empty() {
+                    assert_eq!(folded, [choice_of(&answer, 0)]);
+                }
+            }
+        }
+    }
+    let spelt = tokenizer().encode_text("a｜DSML｜b").unwrap();
+    let answer = Server::new(Script::new(spelt)).chat(json!({})).await.ok();
+    assert_eq!(answer["choices"][0]["message"]["content"], "a｜DSML｜b", "text in ordinary tokens is text");
+    let server = Server::new(script("a <｜DSML｜b"));
+    let answer = server.chat(json!({"stop": "<｜DSML｜"})).await.ok();
+    assert_eq!(answer["choices"][0]["message"]["content"], "a ", "stops see what was generated");
 }
 
 #[tokio::test]

@@ -102,6 +102,42 @@ async fn logprobs_have_an_entry_for_every_token() {
 }
 
 #[tokio::test]
+async fn halves_of_characters_have_keys_of_their_own() {
+    let tokenizer = tokenizer();
+    let one_byte = |byte: u8| {
+        let ids = (0..tokenizer.vocab_size() as u32).map(flashd::ids::TokenId);
+        ids.into_iter().find(|id| tokenizer.token_bytes(*id) == Some(&[byte])).unwrap()
+    };
+    let server = Server::new(crate::engine::Script::new("é".bytes().map(one_byte).collect()));
+    let answer = server.complete(json!({"prompt": "x", "logprobs": 5})).await.ok();
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["text"], "é");
+    let lists = &choice["logprobs"];
+    assert_eq!(lists["tokens"][0], "bytes:\\xc3");
+    assert_eq!(lists["tokens"][1], "bytes:\\xa9");
+    for at in 0..2 {
+        let top = lists["top_logprobs"][at].as_object().unwrap();
+        assert_eq!(top.len(), 5, "{top:?}");
+        assert_eq!(top[lists["tokens"][at].as_str().unwrap()], lists["token_logprobs"][at]);
+    }
+}
+
+#[tokio::test]
+async fn whole_numbers_may_have_a_point() {
+    let server = Server::new(script("abcdef"));
+    let ids = |server: &Server| server.seen().last().prompt.iter().map(|id| id.0).collect::<Vec<_>>();
+    let body = json!({"prompt": [70.0, 71], "max_tokens": 5.0, "n": 1.0, "stop_token_ids": [44.0], "priority": 2.0});
+    server.complete(body).await.ok();
+    assert_eq!(ids(&server), [70, 71]);
+    let seen = server.seen().last();
+    assert_eq!((seen.max_tokens, seen.priority, seen.stop_token_ids[0].0), (Some(5), 2, 44));
+    server.complete(json!({"prompt": [[72.0, 73.0]]})).await.ok();
+    assert_eq!(ids(&server), [72, 73]);
+    let text = server.post_json("/detokenize", json!({"tokens": [70.0]})).await.ok();
+    assert_eq!(text, server.post_json("/detokenize", json!({"tokens": [70]})).await.ok());
+}
+
+#[tokio::test]
 async fn stops_end_text_tokens_and_usage_together() {
     let text = "the quick brown fox jumps";
     for size in 1..=text.len() {
@@ -154,6 +190,10 @@ async fn wrong_fields_are_named() {
         (json!({"prompt": "", "add_special_tokens": false}), "prompt"),
         (json!({"prompt": "a", "suffix": "b"}), "suffix"),
         (json!({"prompt": "a", "best_of": 2}), "best_of"),
+        (json!({"prompt": "a", "length_penalty": 2}), "length_penalty"),
+        (json!({"prompt": "a", "logprob_token_ids": [1]}), "logprob_token_ids"),
+        (json!({"prompt": "a", "repetition_detection": {"min_count": 2}}), "repetition_detection"),
+        (json!({"prompt": [1.5]}), "prompt[0]"),
         (json!({"prompt": "a", "max_tokens": -1}), "max_tokens"),
         (json!({"prompt": "a", "max_tokens": "5"}), "max_tokens"),
         (json!({"prompt": "a", "logprobs": true}), "logprobs"),
@@ -173,6 +213,10 @@ async fn over_long_prompts_are_refused_before_the_stream() {
         let body = json!({"prompt": vec![5; MAX_MODEL_LEN], "stream": stream});
         assert_eq!(server.complete(body).await.error(400)["code"], "context_length_exceeded");
     }
+    let error = server.complete(json!({"prompt": vec![5; MAX_MODEL_LEN], "max_tokens": 1})).await.error(400);
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("at least 4097 tokens (4096 of the prompt and 1 of output)"), "{message}");
+    assert!(message.contains("maximum context length is 4096 tokens"), "{message}");
     let full = json!({"prompt": vec![5; MAX_MODEL_LEN], "max_tokens": 0});
     server.complete(full).await.ok();
 }

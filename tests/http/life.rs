@@ -250,6 +250,38 @@ async fn malformed_heads_leave_the_server_alive() {
     assert_eq!(live.status("/health").await, 200);
 }
 
+#[tokio::test]
+async fn a_head_that_does_not_end_is_let_go() {
+    let hasty = ApiConfig { header_timeout: Duration::from_millis(20), ..config() };
+    let live = Live::start(hasty, script("Hi")).await;
+    for start in ["", "POST /v1/completions HT", "POST /v1/completions HTTP/1.1\r\nhost: x\r\n"] {
+        let mut stream = TcpStream::connect(live.address).await.unwrap();
+        stream.write_all(start.as_bytes()).await.unwrap();
+        // Without a bound this never ends.
+        let _ = stream.read_to_end(&mut Vec::new()).await;
+    }
+    assert_eq!(live.status("/health").await, 200);
+    live.stop.send(()).unwrap();
+    live.ended.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_body_that_stalls_gets_408() {
+    let hasty = ApiConfig { body_idle_timeout: Duration::from_millis(20), ..config() };
+    let live = Live::start(hasty, script("Hi")).await;
+    for (framing, start) in
+        [("content-length: 99", ""), ("content-length: 99", "{"), ("transfer-encoding: chunked", "1\r\n{\r\n")]
+    {
+        let mut stream = TcpStream::connect(live.address).await.unwrap();
+        let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
+        stream.write_all(format!("{head}{framing}\r\n\r\n{start}").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("request_timeout"), "{answer}");
+    }
+    assert_eq!(live.status("/health").await, 200);
+}
+
 struct Panics;
 
 impl Chunker for Panics {

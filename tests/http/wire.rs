@@ -62,6 +62,19 @@ async fn hostile_bodies() {
 }
 
 #[tokio::test]
+async fn an_array_is_no_object() {
+    let server = Server::new(script("Hi"));
+    for path in ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"] {
+        for (body, got) in [("[]", "an array"), ("[[1]]", "an array"), ("7", "7"), ("null", "null")] {
+            let error = server.post(path, body).await.error(400);
+            assert_eq!(error["message"], format!("the body must be an object, got {got}"), "{path}");
+        }
+    }
+    let error = server.post("/v1/completions", "{\"prompt\":\"a\",\"prompt\":\"b\"}").await.error(400);
+    assert_eq!(error["param"], "prompt");
+}
+
+#[tokio::test]
 async fn keys_guard_the_api_and_nothing_else() {
     let keys = vec!["sesame".to_owned(), "second".to_owned()];
     let server = Server::with(ApiConfig { api_keys: keys, ..config() }, script("Hi"));
@@ -89,7 +102,7 @@ async fn keys_guard_the_api_and_nothing_else() {
     for header in [("authorization", "Bearer sesame"), ("authorization", "bearer second"), ("x-api-key", "sesame")] {
         server.call(Method::POST, "/v1/completions", &[JSON, header], body).await.ok();
     }
-    for path in ["/livez", "/health", "/readyz", "/metrics", "/version", "/openapi.json"] {
+    for path in ["/livez", "/health", "/readyz", "/ping", "/metrics", "/version", "/openapi.json"] {
         assert_eq!(server.get(path).await.status, StatusCode::OK, "{path}");
     }
 }
@@ -128,9 +141,10 @@ async fn probes_tell_the_truth() {
     for (state, ready, api) in states {
         server.engine.health.send_replace(state.clone());
         assert_eq!(server.get("/livez").await.status, 200);
-        for path in ["/health", "/readyz"] {
+        for path in ["/health", "/readyz", "/ping"] {
             assert_eq!(server.get(path).await.status.as_u16(), ready, "{path} {state:?}");
         }
+        assert_eq!(server.call(Method::POST, "/ping", &[], "").await.status.as_u16(), ready);
         for answer in [server.get("/v1/models").await, server.complete(json!({"prompt": "a"})).await] {
             assert_eq!(answer.status.as_u16(), api, "{state:?}");
             assert_eq!(answer.headers.contains_key("retry-after"), api == 503);
@@ -204,7 +218,7 @@ async fn browsers_may_call_from_allowed_origins() {
     let preflight = [
         ("origin", "https://app.example"),
         ("access-control-request-method", "POST"),
-        ("access-control-request-headers", "authorization"),
+        ("access-control-request-headers", "authorization,content-type,x-stainless-os"),
     ];
     let keys = vec!["k".to_owned()];
     let server = Server::with(ApiConfig { api_keys: keys, ..config() }, script(""));
@@ -213,6 +227,8 @@ async fn browsers_may_call_from_allowed_origins() {
         (answer.status, &answer.headers["access-control-allow-origin"]),
         (StatusCode::OK, &"*".parse().unwrap())
     );
+    // To browsers, `*` does not cover Authorization.
+    assert_eq!(answer.headers["access-control-allow-headers"], "authorization,content-type,x-stainless-os");
     let origins = vec!["https://other.example".to_owned()];
     let server = Server::with(ApiConfig { allowed_origins: origins, ..config() }, script(""));
     let answer = server.call(Method::OPTIONS, "/v1/chat/completions", &preflight, "").await;
@@ -234,11 +250,13 @@ async fn the_description_is_whole() {
         "/livez",
         "/health",
         "/readyz",
+        "/ping",
         "/metrics",
         "/version",
     ] {
         assert!(doc["paths"][path].is_object(), "{path}");
     }
+    assert!(doc["paths"]["/ping"]["get"].is_object() && doc["paths"]["/ping"]["post"].is_object());
     let mut references = Vec::new();
     collect_references(&doc, &mut references);
     assert!(references.len() > 20);
@@ -249,8 +267,13 @@ async fn the_description_is_whole() {
     let chat = &doc["components"]["schemas"]["ChatRequest"];
     assert_eq!(chat["required"], json!(["messages"]));
     assert_eq!(chat["properties"]["temperature"]["maximum"], json!(2));
-    assert!(chat["properties"].get("guided_json").is_none());
-    for status in ["400", "401", "404", "413", "415", "429", "500", "503"] {
+    for hidden in ["guided_json", "function_call", "length_penalty"] {
+        assert!(chat["properties"].get(hidden).is_none(), "{hidden}");
+    }
+    let schemas = &doc["components"]["schemas"];
+    assert!(schemas["MessageContent"]["oneOf"].is_array() && schemas["ToolChoice"]["oneOf"].is_array());
+    assert_eq!(schemas["ReasoningEffort"]["enum"].as_array().unwrap().len(), 8);
+    for status in ["400", "401", "404", "408", "413", "415", "429", "500", "503"] {
         assert!(doc["paths"]["/v1/chat/completions"]["post"]["responses"][status].is_object(), "{status}");
     }
 }

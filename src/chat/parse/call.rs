@@ -150,6 +150,7 @@ impl Call {
     }
 
     fn take_text(&mut self, text: &str, out: &mut String) {
+        let text = &*tags::spelt(text);
         match &mut self.value {
             Some(Value { kind: Kind::String, .. }) => {
                 let quoted = json::quote(text);

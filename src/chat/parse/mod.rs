@@ -13,9 +13,8 @@
 //!   `input` that holds an object of declared names is the arguments themselves.
 //! - A missing closer is supplied where the next tag or the model's end leaves no doubt, closers of other formats are
 //!   skipped in a block, and a call that is cut has no end part.
+//! - A control token of tags that the caller marks as such ([`CONTROL`]) and that is in no call is left out.
 //! - Text between calls and behind a block is content; white space alone is not.
-
-use serde_json::Value;
 
 use super::Mode;
 
@@ -25,19 +24,12 @@ mod tags;
 mod tools;
 
 pub use reply::{Reply, ReplyCall};
+pub use tags::{CONTROL, DSML};
+pub use tools::ToolSpec;
 
 use call::{Call, ValueStep};
 use tags::Look;
 use tools::Tools;
-
-/// A tool that the request declares.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ToolSpec {
-    /// The function's name.
-    pub name: String,
-    /// Its JSON schema.
-    pub parameters: Option<Value>,
-}
 
 /// What the parser knows about the request.
 #[derive(Clone, Debug, PartialEq)]
@@ -252,6 +244,9 @@ impl StreamParser {
 
     /// Text outside calls.
     fn text_step(&mut self, view: &str, is_last: bool, end: Option<End>, out: &mut Vec<Part>) -> Step {
+        if self.hold.is_none() && view.starts_with(CONTROL) {
+            return Step::Read(CONTROL.len_utf8());
+        }
         let n_space = view.len() - view.trim_start().len();
         if let Some(layout) = &mut self.layout
             && n_space > 0
@@ -295,7 +290,8 @@ impl StreamParser {
             match self.mark_at(rest) {
                 Look::No => {}
                 Look::Maybe if is_last => {
-                    let is_opener = tags::BLOCK.starts_with(rest) && rest.contains("｜DSML｜");
+                    let is_opener = tags::literal(rest, tags::BLOCK) == Look::Maybe
+                        && (rest.contains(DSML) || rest.contains(CONTROL));
                     let in_block = self.wrapper == Wrapper::Block;
                     let is_cut = in_block && self.hold.is_none() || (in_block || is_opener) && end == Some(End::Cut);
                     if is_cut && end.is_some() && self.channel == Channel::Content {
@@ -368,7 +364,7 @@ impl StreamParser {
         self.call = Some(OpenCall { index, call: Call::new(tool) });
         self.n_calls += 1;
         self.layout = Some(String::new());
-        self.emit(Part::ToolCallStart { index, name }, out);
+        self.emit(Part::ToolCallStart { index, name: tags::spelt(&name).into_owned() }, out);
         if self.channel == Channel::Content && self.wrapper == Wrapper::Block {
             self.commit(out);
         }
@@ -440,7 +436,7 @@ impl StreamParser {
         match mark {
             CallMark::Parameter(name, flag) => {
                 let step = self.read(view, length);
-                let fragment = open.call.begin_value(&name, flag.as_deref());
+                let fragment = open.call.begin_value(&tags::spelt(&name), flag.as_deref());
                 self.emit_arguments(open.index, fragment, out);
                 self.keep(open, step)
             }
@@ -539,7 +535,10 @@ impl StreamParser {
         }
     }
 
-    fn emit_text(&mut self, text: String, out: &mut Vec<Part>) {
+    fn emit_text(&mut self, mut text: String, out: &mut Vec<Part>) {
+        if text.contains(CONTROL) {
+            text.retain(|letter| letter != CONTROL);
+        }
         if !text.is_empty() {
             let part = match self.channel {
                 Channel::Reasoning => Part::Reasoning(text),

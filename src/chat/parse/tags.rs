@@ -1,5 +1,13 @@
 //! The tags of DSML, matched at the start of text that may be cut anywhere.
 
+use std::borrow::Cow;
+
+/// The control token in every tag.
+pub const DSML: &str = "｜DSML｜";
+/// Stands for that control token where the caller knows it from the same characters spelt in ordinary tokens. It is no
+/// character of any text (a Unicode noncharacter); outside tags it never shows.
+pub const CONTROL: char = '\u{FDD0}';
+
 /// Opens a block of calls.
 pub(super) const BLOCK: &str = "<｜DSML｜tool_calls>";
 /// Closes a block of calls.
@@ -44,8 +52,24 @@ impl<T> Look<T> {
     }
 }
 
-/// `tag` itself.
+/// `tag` itself, its control token spelt or as [`CONTROL`].
 pub(super) fn literal(text: &str, tag: &str) -> Look<()> {
+    let Some((before, after)) = tag.split_once(DSML) else { return plain(text, tag) };
+    let mut end = 0;
+    for part in [before, DSML, after] {
+        let rest = &text[end..];
+        let look = if part == DSML && rest.starts_with(CONTROL) {
+            Look::Yes((), CONTROL.len_utf8())
+        } else {
+            plain(rest, part)
+        };
+        let Look::Yes((), length) = look else { return look };
+        end += length;
+    }
+    Look::Yes((), end)
+}
+
+fn plain(text: &str, tag: &str) -> Look<()> {
     if text.starts_with(tag) {
         Look::Yes((), tag.len())
     } else if tag.starts_with(text) {
@@ -154,6 +178,11 @@ fn named<'a>(text: &'a str, prefix: &str) -> Look<&'a str> {
     Look::Maybe
 }
 
+/// Text of a call, where the control token is data: spelt out.
+pub(super) fn spelt(text: &str) -> Cow<'_, str> {
+    if text.contains(CONTROL) { Cow::Owned(text.replace(CONTROL, DSML)) } else { Cow::Borrowed(text) }
+}
+
 /// Line ends at the end of `text`, at most two.
 pub fn trailing_breaks(text: &str) -> usize {
     text.bytes().rev().take(2).take_while(|byte| *byte == b'\n').count()
@@ -204,6 +233,19 @@ mod tests {
         assert_eq!(value_end("</｜DSML｜tool_calls> x", true), Look::No);
         assert_eq!(value_end("\n", false), Look::Maybe);
         assert_eq!(value_end("\nx", false), Look::No);
+    }
+
+    #[test]
+    fn the_control_token_has_two_spellings() {
+        let control = |text: &str| text.replace(DSML, &CONTROL.to_string());
+        assert_eq!(literal(&control(BLOCK), BLOCK), Look::Yes((), BLOCK.len() - DSML.len() + CONTROL.len_utf8()));
+        for end in 0..control(BLOCK).chars().count() {
+            let start: String = control(BLOCK).chars().take(end).collect();
+            assert_eq!(literal(&start, BLOCK), Look::Maybe, "{start}");
+            assert_eq!(literal(&(start + "x"), BLOCK), Look::No);
+        }
+        let open = control("<｜DSML｜invoke name=\"f\">");
+        assert_eq!(invoke(&(open.clone() + "\n</｜DSML｜invoke>")), Look::Yes("f", open.len()));
     }
 
     #[test]

@@ -499,3 +499,42 @@ proptest! {
         }
     }
 }
+
+/// Writes the control token as the caller of the parser does.
+fn controlled(text: &str) -> String {
+    text.replace(DSML, &CONTROL.to_string())
+}
+
+#[test]
+fn control_tokens_make_the_same_calls() {
+    let text = format!("Let me see.{}", block(&(seoul() + &invoke("run", ""))));
+    for options in [chat(), thinking()] {
+        for end in [End::Complete, End::Cut] {
+            let want = parse_everywhere(&text, &options, end);
+            assert_eq!(parse_everywhere(&controlled(&text), &options, end), want);
+        }
+    }
+}
+
+#[test]
+fn stray_control_tokens_never_show() {
+    for (text, content) in [
+        ("a｜DSML｜b", "ab"),
+        ("｜DSML｜", ""),
+        ("<｜DSML｜tool_calls", "<tool_calls"),
+        ("see <｜DSML｜invoke name=\"other\"> there", "see <invoke name=\"other\"> there"),
+        ("a</｜DSML｜invoke>", "a</invoke>"),
+    ] {
+        for options in [chat(), thinking(), ParserOptions { tools: Some(Vec::new()), ..chat() }] {
+            let reply = parse_everywhere(&controlled(text), &options, End::Complete);
+            assert_eq!(reply.content + &reply.reasoning, content, "{text}");
+            assert_eq!(reply.tool_calls, []);
+        }
+    }
+    let between = block(&(seoul() + "｜DSML｜\n" + &invoke("run", ""))) + "\n｜DSML｜\n";
+    let reply = parse_everywhere(&controlled(&between), &chat(), End::Complete);
+    assert_eq!((calls(&reply).len(), reply.content.as_str()), (2, ""));
+    assert_eq!(complete("a｜DSML｜b").content, "a｜DSML｜b", "spelt in ordinary tokens it is text");
+    let value = block(&invoke("get_weather", &parameter("city", true, "x｜DSML｜y")));
+    assert_eq!(calls(&parse_everywhere(&controlled(&value), &chat(), End::Complete))[0].1, r#"{"city": "x｜DSML｜y"}"#);
+}

@@ -4,7 +4,14 @@ use std::{collections::HashMap, collections::HashSet, sync::Arc};
 
 use serde_json::{Map, Value};
 
-use super::ToolSpec;
+/// A tool that the request declares.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToolSpec {
+    /// The function's name.
+    pub name: String,
+    /// Its JSON schema.
+    pub parameters: Option<Value>,
+}
 
 /// A tool's schema as far as the parser uses it.
 #[derive(Clone, Debug, Default)]

@@ -6,9 +6,10 @@ use axum::Json;
 use axum::extract::{Extension, State};
 use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
+use serde_json::Value;
 
 use super::answer::{Answer, AnswerOptions};
-use super::fields::{count, n_choices, n_logprobs, stop_strings, stream_usage};
+use super::fields::{Unsupported, count, n_choices, n_logprobs, priority, stop_strings, stream_usage};
 use super::prompt::{ChatPrompt, PromptFields, build};
 use super::request::ChatRequest;
 use super::response::{ChatChunk, ChatResponse};
@@ -44,6 +45,7 @@ const ENDPOINT: &str = "/v1/chat/completions";
         (status = 400, description = "A field is wrong or not supported", body = ErrorBody),
         (status = 401, description = "No valid API key", body = ErrorBody),
         (status = 404, description = "No such model", body = ErrorBody),
+        (status = 408, description = "The body stopped coming", body = ErrorBody),
         (status = 413, description = "The body is too large", body = ErrorBody),
         (status = 415, description = "The body is not JSON", body = ErrorBody),
         (status = 429, description = "The queue is full", body = ErrorBody),
@@ -115,6 +117,9 @@ fn refuse_chat_only(request: &ChatRequest) -> Result<(), ApiError> {
     request.echo.refuse("echo")?;
     request.thinking_token_budget.refuse("thinking_token_budget")?;
     request.functions.refuse("functions")?;
+    let has_tools = request.tools.as_ref().is_some_and(|tools| !tools.is_empty());
+    let asks = |call: &Value| !call.is_null() && (has_tools || call != "none");
+    Unsupported::asks(request.function_call.as_ref().is_some_and(asks)).refuse("function_call")?;
     request.chat_template.refuse("chat_template")?;
     request.documents.refuse("documents")?;
     request.web_search_options.refuse("web_search_options")?;
@@ -138,7 +143,7 @@ fn generate_request(state: &AppState, request: &ChatRequest, tag: &RequestTag) -
         logprobs: wanted_logprobs(request)?,
         prompt_logprobs: request.prompt_logprobs.map(|n| n_logprobs("prompt_logprobs", n)).transpose()?,
         cache_salt: request.cache_salt.clone(),
-        priority: request.priority.unwrap_or(0),
+        priority: priority(request.priority)?,
     })
 }
 

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 
 use super::echo::EchoPrompt;
-use super::fields::{count, n_choices, n_logprobs, stop_strings, stream_usage};
+use super::fields::{count, n_choices, n_logprobs, priority, stop_strings, stream_usage};
 use super::prompt::encode_error;
 use super::request::{CompletionRequest, Prompt};
 use super::response::CompletionResponse;
@@ -48,6 +48,7 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
         (status = 400, description = "A field is wrong or not supported", body = ErrorBody),
         (status = 401, description = "No valid API key", body = ErrorBody),
         (status = 404, description = "No such model", body = ErrorBody),
+        (status = 408, description = "The body stopped coming", body = ErrorBody),
         (status = 413, description = "The body is too large", body = ErrorBody),
         (status = 415, description = "The body is not JSON", body = ErrorBody),
         (status = 429, description = "The queue is full", body = ErrorBody),
@@ -68,13 +69,6 @@ pub async fn completions(
         encode(prompts, with_bos, echo, tokenizer, cancelled)
     })
     .await?;
-    let max_prompts = state.engine().limits().max_queued;
-    if prompts.len() > max_prompts {
-        return Err(ApiError::invalid(
-            "prompt",
-            format!("must hold at most {max_prompts} prompts, got {}", prompts.len()),
-        ));
-    }
     let requests = prompts.iter().map(|prompt| GenerateRequest { prompt: Arc::clone(&prompt.ids), ..generate.clone() });
     let requests = requests.collect();
     let answer = TextAnswer::new(&state, &generate, answer, prompts);
@@ -160,7 +154,7 @@ fn generate_request(
         logprobs,
         prompt_logprobs: of_prompt.max(of_echo),
         cache_salt: request.cache_salt.clone(),
-        priority: request.priority.unwrap_or(0),
+        priority: priority(request.priority)?,
     })
 }
 

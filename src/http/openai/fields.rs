@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
 use crate::http::error::ApiError;
+use crate::http::shape::objects;
 use crate::ids::TokenId;
 use crate::sample::params::SamplingParams;
 
@@ -30,6 +31,7 @@ pub enum StringOrList {
 
 /// What a stream adds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub struct StreamOptions {
     /// A last chunk with `choices: []` and the usage.
     #[serde(default)]
@@ -41,6 +43,7 @@ pub struct StreamOptions {
 
 /// `{"type": "text"}`; anything else asks for a grammar.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub struct ResponseFormat {
     /// Which format.
     #[serde(rename = "type")]
@@ -76,6 +79,8 @@ pub struct SamplingFields<'a> {
     /// Any 64-bit integer.
     pub seed: Option<i64>,
 }
+
+objects!(StreamOptions, ResponseFormat);
 
 impl StringOrList {
     /// The strings.
@@ -143,6 +148,12 @@ impl<'de, T: Deserialize<'de>, O> Visitor<'de> for OneOrMany<T, O> {
 }
 
 impl Unsupported {
+    /// A field whose value says by a rule of its own whether it asks for something.
+    #[must_use]
+    pub const fn asks(asked: bool) -> Self {
+        Self { asked }
+    }
+
     /// Refuses the field if it asks for something.
     ///
     /// # Errors
@@ -243,21 +254,6 @@ impl SamplingFields<'_> {
     }
 }
 
-/// Reads a whole number; 16.0 is one, as JSON schema has it and some clients write it.
-///
-/// # Errors
-/// When the value is no number, has a fraction or does not fit 64 bits.
-pub fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i64>, D::Error> {
-    const END: f64 = 9_223_372_036_854_775_808.0;
-    let Some(number) = Option::<serde_json::Number>::deserialize(deserializer)? else { return Ok(None) };
-    if let Some(whole) = number.as_i64() {
-        return Ok(Some(whole));
-    }
-    let fits = |value: &f64| value.fract() == 0.0 && (-END..END).contains(value);
-    let whole = number.as_f64().filter(fits).map(|value| value as i64);
-    whole.map(Some).ok_or_else(|| de::Error::custom(format!("must be a whole number of 64 bits, got {number}")))
-}
-
 /// The schema of logit_bias.
 #[must_use]
 pub fn logit_bias_schema() -> Object {
@@ -280,6 +276,16 @@ pub fn count(field: &'static str, value: i64) -> Result<u32, ApiError> {
         return Err(ApiError::invalid(field, format!("must be at least 0, got {value}")));
     }
     Ok(u32::try_from(value).unwrap_or(u32::MAX))
+}
+
+/// The place in the queue.
+///
+/// # Errors
+/// 400 with field, limits and value.
+pub fn priority(value: Option<i64>) -> Result<i32, ApiError> {
+    let value = value.unwrap_or(0);
+    let range = format!("must be from {} to {}, got {value}", i32::MIN, i32::MAX);
+    i32::try_from(value).map_err(|_| ApiError::invalid("priority", range))
 }
 
 /// How many choices to make. Checked before anything is made for each of them: the field is the client's.
@@ -415,24 +421,6 @@ mod tests {
         assert!(SamplingFields { top_k: Some(-2), ..fields }.resolve(&defaults).is_err());
         let bias = HashMap::from([("x".to_owned(), 1.0)]);
         assert!(SamplingFields { logit_bias: Some(&bias), ..fields }.resolve(&defaults).is_err());
-    }
-
-    #[test]
-    fn whole_numbers_may_have_a_point() {
-        #[derive(Debug, Deserialize)]
-        struct Sample {
-            #[serde(default, deserialize_with = "whole")]
-            n: Option<i64>,
-        }
-        let n = |json: &str| parse::<Sample>(format!(r#"{{"n":{json}}}"#).as_bytes()).map(|sample| sample.n);
-        assert_eq!(n("16").unwrap(), Some(16));
-        assert_eq!(n("16.0").unwrap(), Some(16));
-        assert_eq!(n("-9223372036854775808").unwrap(), Some(i64::MIN));
-        assert_eq!(n("null").unwrap(), None);
-        assert_eq!(parse::<Sample>(b"{}").unwrap().n, None);
-        for wrong in ["1.5", "\"5\"", "true", "[]", "9223372036854775808", "1e30"] {
-            assert_eq!(n(wrong).unwrap_err().param.as_deref(), Some("n"), "{wrong}");
-        }
     }
 
     #[test]

@@ -48,7 +48,7 @@ impl Scribe {
         scores: Option<&TokenLogprobs>,
     ) {
         lists.text_offset.push(text_offset);
-        lists.tokens.push(self.name(token));
+        lists.tokens.push(self.key(token));
         lists.token_logprobs.push(scores.map(|scores| finite(scores.chosen.logprob)));
         lists.top_logprobs.push(scores.map(|scores| self.top(scores)));
     }
@@ -84,12 +84,28 @@ impl Scribe {
     }
 
     fn top(&self, scores: &TokenLogprobs) -> Map<String, Value> {
-        let mut map = Map::new();
-        for scored in scores.top.iter().chain([&scores.chosen]) {
-            // Different tokens may have one text (halves of characters): the likeliest stays.
-            map.entry(self.name(scored.token)).or_insert_with(|| json!(finite(scored.logprob)));
+        let chosen = &scores.chosen;
+        let is_listed = scores.top.iter().any(|scored| scored.token == chosen.token);
+        let listed = scores.top.iter().chain((!is_listed).then_some(chosen));
+        distinct(chosen.token, listed.map(|scored| (scored.token, self.key(scored.token), finite(scored.logprob))))
+    }
+
+    /// A token's name in a completion's lists, where there are no bytes beside it: as OpenAI writes a token that is no
+    /// text by itself, `bytes:` and its bytes, those that are not printable ASCII as `\xe4`.
+    fn key(&self, token: TokenId) -> String {
+        let bytes = self.bytes(token);
+        if self.as_ids || std::str::from_utf8(bytes).is_ok() {
+            return self.name(token);
         }
-        map
+        let mut key = String::from("bytes:");
+        for &byte in bytes {
+            match byte {
+                b'\\' => key.push_str("\\x5c"),
+                b' '..=b'~' => key.push(char::from(byte)),
+                _ => key.push_str(&format!("\\x{byte:02x}")),
+            }
+        }
+        key
     }
 
     fn bytes(&self, token: TokenId) -> &[u8] {
@@ -97,7 +113,60 @@ impl Scribe {
     }
 }
 
+/// Scores by key. Where tokens have one text, the chosen one has it as its key, else the likeliest; the others are
+/// `token_id:N`.
+fn distinct(chosen: TokenId, scores: impl Iterator<Item = (TokenId, String, f32)>) -> Map<String, Value> {
+    let scores: Vec<_> = scores.collect();
+    let of_chosen = scores.iter().find(|(token, ..)| *token == chosen).map(|(_, key, _)| key.clone());
+    let mut map = Map::new();
+    for (token, key, logprob) in scores {
+        let is_taken = token != chosen && (of_chosen.as_ref() == Some(&key) || map.contains_key(&key));
+        map.insert(if is_taken { format!("token_id:{token}") } else { key }, json!(logprob));
+    }
+    map
+}
+
 /// JSON has no infinities; peers write a token without a chance as -9999.
 fn finite(logprob: f32) -> f32 {
     logprob.max(-9999.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn scribe() -> Scribe {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo-model");
+        Scribe::new(Arc::new(Tokenizer::load(&dir).unwrap()), false)
+    }
+
+    #[test]
+    fn halves_of_characters_have_keys_of_their_own() {
+        let scribe = scribe();
+        let ids = (0..scribe.tokenizer.vocab_size() as u32).map(TokenId);
+        let halves: Vec<_> = ids.filter(|id| std::str::from_utf8(scribe.bytes(*id)).is_err()).take(20).collect();
+        assert_eq!(halves.len(), 20);
+        let scored = |token: &TokenId| ScoredToken { token: *token, logprob: -(token.0 as f32) };
+        let top: Vec<_> = halves[..19].iter().map(scored).collect();
+        let map = scribe.top(&TokenLogprobs { chosen: scored(&halves[19]), rank: 50, top });
+        assert_eq!(map.len(), 20);
+        for (token, (key, logprob)) in halves.iter().zip(&map) {
+            assert_eq!(*key, scribe.key(*token));
+            assert!(key.starts_with("bytes:") && key.is_ascii() && key.contains("\\x"), "{key}");
+            assert_eq!(logprob.as_f64(), Some(-f64::from(token.0)));
+        }
+        let byte = halves.iter().find(|id| scribe.bytes(**id).len() == 1).unwrap();
+        assert_eq!(scribe.key(*byte), format!("bytes:\\x{:02x}", scribe.bytes(*byte)[0]));
+    }
+
+    #[test]
+    fn equal_texts_have_distinct_keys() {
+        let scores = [(1, "a", -1.0), (2, "a", -2.0), (3, "b", -3.0), (4, "a", -4.0), (5, "b", -5.0)];
+        let scores = || scores.iter().map(|(id, key, logprob)| (TokenId(*id), (*key).to_owned(), *logprob));
+        let keys = |chosen| distinct(TokenId(chosen), scores()).keys().cloned().collect::<Vec<_>>();
+        assert_eq!(keys(1), ["a", "token_id:2", "b", "token_id:4", "token_id:5"]);
+        assert_eq!(keys(4), ["token_id:1", "token_id:2", "b", "a", "token_id:5"]);
+    }
 }

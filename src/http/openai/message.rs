@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
@@ -11,9 +11,11 @@ use super::fields::deserialize_one_or_many;
 use crate::chat::message::{Message, Role, ToolCall, arguments_text};
 use crate::chat::parse::ToolSpec;
 use crate::http::error::ApiError;
+use crate::http::shape::{objects, words};
 
 /// One message of the conversation.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub struct ChatMessage {
     /// Who speaks.
     pub role: ChatRole,
@@ -38,8 +40,8 @@ pub struct ChatMessage {
 }
 
 /// Roles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(remote = "Self", rename_all = "snake_case")]
 pub enum ChatRole {
     /// Instructions.
     System,
@@ -56,8 +58,8 @@ pub enum ChatRole {
 }
 
 /// A string or a list of parts.
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
-#[serde(untagged)]
+#[derive(Clone, Debug, PartialEq, Deserialize, ToSchema)]
+#[serde(remote = "Self", untagged)] // For the schema; what reads it is below.
 pub enum MessageContent {
     /// Text.
     Text(String),
@@ -66,7 +68,8 @@ pub enum MessageContent {
 }
 
 /// A part of a message.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub struct ContentPart {
     /// `text`; this model takes no other.
     #[serde(rename = "type")]
@@ -78,6 +81,7 @@ pub struct ContentPart {
 
 /// A call in an assistant's message.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub struct MessageToolCall {
     /// The id a tool message names.
     #[serde(default)]
@@ -88,6 +92,7 @@ pub struct MessageToolCall {
 
 /// The function of a call.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub struct MessageFunction {
     /// Its name.
     pub name: String,
@@ -99,6 +104,7 @@ pub struct MessageFunction {
 
 /// A function the model may call.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub struct Tool {
     /// `function`.
     #[serde(rename = "type", default = "function_kind")]
@@ -122,8 +128,8 @@ pub struct FunctionDefinition {
 }
 
 /// Which tools the model may or must call.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(untagged)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(remote = "Self", untagged)] // For the schema; what reads it is below.
 pub enum ToolChoice {
     /// By name of the mode.
     Mode(ToolChoiceMode),
@@ -132,7 +138,7 @@ pub enum ToolChoice {
 }
 
 /// Values of tool_choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ToolChoiceMode {
     /// No calls; the tools are left out of the prompt.
@@ -144,7 +150,7 @@ pub enum ToolChoiceMode {
 }
 
 /// `{"type": "function", "function": {"name": …}}`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 pub struct NamedToolChoice {
     /// `function`.
     #[serde(rename = "type", default = "function_kind")]
@@ -154,7 +160,8 @@ pub struct NamedToolChoice {
 }
 
 /// A function by name.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub struct FunctionName {
     /// Its name.
     pub name: String,
@@ -182,6 +189,9 @@ pub enum ToolForce {
     /// Call this one.
     Named(String),
 }
+
+objects!(ChatMessage, ContentPart, MessageToolCall, MessageFunction, Tool, FunctionName);
+words!(ChatRole: "system, developer, user, assistant, tool, latest_reminder");
 
 impl ChatMessage {
     /// The message as the template takes it.

@@ -6,21 +6,22 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde::de::{self, Deserializer, IntoDeserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::fields::{
-    ResponseFormat, SamplingFields, StreamOptions, StringOrList, Unsupported, logit_bias_schema, whole,
-};
+use super::fields::{ResponseFormat, SamplingFields, StreamOptions, StringOrList, Unsupported, logit_bias_schema};
 use super::message::{ChatMessage, Tool, ToolChoice};
 use crate::http::error::ApiError;
+use crate::http::shape::{TokenNumber, Whole, objects, optional_token_ids, plain_ids, whole, words};
 
 /// Declares a request struct with the fields that both endpoints share.
 macro_rules! request {
     ($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$meta])*
         #[derive(Clone, Debug, Deserialize, ToSchema)]
+        #[serde(remote = "Self")]
         pub struct $name {
             $($(#[$field_meta])* pub $field: $type,)*
             /// The model's name; absent: the one that is served.
@@ -73,7 +74,7 @@ macro_rules! request {
             #[serde(default)]
             pub stop: Option<StringOrList>,
             /// Ids that end a choice.
-            #[serde(default)]
+            #[serde(default, deserialize_with = "optional_token_ids")]
             pub stop_token_ids: Option<Vec<u32>>,
             /// Show the stop string.
             #[serde(default)]
@@ -96,8 +97,9 @@ macro_rules! request {
             #[schema(minimum = 0, maximum = 20)]
             pub prompt_logprobs: Option<i64>,
             /// Lower runs earlier.
-            #[serde(default)]
-            pub priority: Option<i32>,
+            #[serde(default, deserialize_with = "whole")]
+            #[schema(minimum = -2147483648i64, maximum = 2147483647i64)]
+            pub priority: Option<i64>,
             /// Only requests with the same salt share a prefix cache.
             #[serde(default)]
             #[schema(min_length = 1, max_length = 128)]
@@ -151,6 +153,19 @@ macro_rules! request {
             #[schema(ignore)]
             #[doc(hidden)]
             pub logits_processors: Unsupported,
+            #[serde(default)]
+            #[schema(ignore)]
+            #[doc(hidden)]
+            pub logprob_token_ids: Unsupported,
+            #[serde(default)]
+            #[schema(ignore)]
+            #[doc(hidden)]
+            pub repetition_detection: Unsupported,
+            /// Of beam search; 1 is no penalty.
+            #[serde(default)]
+            #[schema(ignore)]
+            #[doc(hidden)]
+            pub length_penalty: Option<f32>,
         }
 
         impl $name {
@@ -185,6 +200,9 @@ macro_rules! request {
                 self.use_beam_search.refuse("use_beam_search")?;
                 self.truncate_prompt_tokens.refuse("truncate_prompt_tokens")?;
                 self.logits_processors.refuse("logits_processors")?;
+                self.logprob_token_ids.refuse("logprob_token_ids")?;
+                self.repetition_detection.refuse("repetition_detection")?;
+                Unsupported::asks(self.length_penalty.is_some_and(|penalty| penalty != 1.0)).refuse("length_penalty")?;
                 self.response_format.as_ref().map_or(Ok(()), ResponseFormat::check)
             }
         }
@@ -250,6 +268,11 @@ request! {
         #[schema(ignore)]
         #[doc(hidden)]
         functions: Unsupported,
+        /// tool_choice of old; "none" without tools asks for nothing.
+        #[serde(default)]
+        #[schema(ignore)]
+        #[doc(hidden)]
+        function_call: Option<Value>,
         #[serde(default)]
         #[schema(ignore)]
         #[doc(hidden)]
@@ -317,8 +340,8 @@ pub enum Prompt {
 }
 
 /// What a request asks the model to spend on reasoning: DeepSeek's hosted names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(remote = "Self", rename_all = "lowercase")]
 pub enum ReasoningEffort {
     /// No thinking.
     None,
@@ -340,6 +363,7 @@ pub enum ReasoningEffort {
 
 /// `{"type": "enabled"}` or `{"type": "disabled"}`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub struct ThinkingSwitch {
     /// On or off.
     #[serde(rename = "type")]
@@ -348,7 +372,7 @@ pub struct ThinkingSwitch {
 
 /// Values of `thinking.type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
+#[serde(remote = "Self", rename_all = "lowercase")]
 pub enum ThinkingKind {
     /// On.
     Enabled,
@@ -360,6 +384,7 @@ pub enum ThinkingKind {
 
 /// Switches that vLLM's clients pass to the template.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 pub struct TemplateKwargs {
     /// Think.
     #[serde(default)]
@@ -374,6 +399,12 @@ pub struct TemplateKwargs {
     #[serde(default)]
     pub reasoning_effort: Option<ReasoningEffort>,
 }
+
+objects!(ChatRequest, CompletionRequest, ThinkingSwitch, TemplateKwargs);
+words!(
+    ReasoningEffort: "none, minimal, low, medium, high, xhigh, max, ultra",
+    ThinkingKind: "enabled, disabled, adaptive",
+);
 
 impl<'de> Deserialize<'de> for Prompt {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -398,8 +429,11 @@ impl<'de> Visitor<'de> for PromptVisitor {
         match seq.next_element()? {
             None => Err(de::Error::custom("must not be empty")),
             Some(PromptItem::Text(first)) => Ok(Prompt::Texts(rest(first, seq)?)),
-            Some(PromptItem::Id(first)) => Ok(Prompt::Ids(rest(first, seq)?)),
-            Some(PromptItem::Ids(first)) => Ok(Prompt::IdLists(rest(first, seq)?)),
+            Some(PromptItem::Id(first)) => Ok(Prompt::Ids(plain_ids(rest(first, seq)?))),
+            Some(PromptItem::Ids(first)) => {
+                let lists = rest(first, seq)?;
+                Ok(Prompt::IdLists(lists.into_iter().map(plain_ids).collect()))
+            }
         }
     }
 }
@@ -415,8 +449,8 @@ fn rest<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(first: T, mut seq: A) -> Re
 
 enum PromptItem {
     Text(String),
-    Id(u32),
-    Ids(Vec<u32>),
+    Id(TokenNumber),
+    Ids(Vec<TokenNumber>),
 }
 
 impl<'de> Deserialize<'de> for PromptItem {
@@ -439,7 +473,15 @@ impl<'de> Visitor<'de> for PromptItemVisitor {
     }
 
     fn visit_u64<E: de::Error>(self, id: u64) -> Result<PromptItem, E> {
-        u32::try_from(id).map(PromptItem::Id).map_err(|_| E::custom(format!("token id {id} is too large")))
+        Whole::deserialize(id.into_deserializer()).and_then(|id| TokenNumber::new(id.0)).map(PromptItem::Id)
+    }
+
+    fn visit_i64<E: de::Error>(self, id: i64) -> Result<PromptItem, E> {
+        TokenNumber::new(id).map(PromptItem::Id)
+    }
+
+    fn visit_f64<E: de::Error>(self, id: f64) -> Result<PromptItem, E> {
+        Whole::deserialize(id.into_deserializer()).and_then(|id| TokenNumber::new(id.0)).map(PromptItem::Id)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<PromptItem, A::Error> {
@@ -498,6 +540,15 @@ mod tests {
         let request: ChatRequest = parse(json.as_bytes()).unwrap();
         request.refuse_unsupported().unwrap();
         assert!(request.stop.is_none() && request.tools.is_none() && request.reasoning_effort.is_none());
+    }
+
+    #[test]
+    fn whole_numbers_with_a_point_are_token_ids() {
+        assert_eq!(prompt("[13529.0,2]").unwrap(), Prompt::Ids(vec![13529, 2]));
+        assert_eq!(prompt("[[1.0],[2,3e0]]").unwrap(), Prompt::IdLists(vec![vec![1], vec![2, 3]]));
+        let json = br#"{"prompt":[1],"stop_token_ids":[7.0],"priority":-2.0}"#;
+        let request: CompletionRequest = parse(json).unwrap();
+        assert_eq!((request.stop_token_ids, request.priority), (Some(vec![7]), Some(-2)));
     }
 
     #[test]
