@@ -222,6 +222,7 @@ fn engine_config(config: &Config, shape: &ModelShape, checkpoint: &Checkpoint) -
             max_num_seqs: engine.max_num_seqs,
             max_num_batched_tokens: engine.max_num_batched_tokens,
             long_prefill_token_threshold: engine.long_prefill_token_threshold,
+            prefill_step_time: engine.prefill_step_time,
             enable_prefix_caching: engine.enable_prefix_caching,
             ..SchedulerConfig::default()
         },

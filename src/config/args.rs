@@ -207,6 +207,9 @@ settings! {
     /// Prompt rows of one sequence in a step while others wait; 0: no such limit [default: 1024]
     #[arg(long, value_name = "TOKENS", help_heading = "Scheduler")]
     long_prefill_token_threshold: Count,
+    /// Seconds of a step that prompts may fill while other requests run or wait, so that these go on; 0: no such limit [default: 0.25]
+    #[arg(long, value_name = "SECONDS", help_heading = "Scheduler")]
+    prefill_step_time: f64,
     /// Unfinished requests, waiting ones included, beyond which 429 is answered [default: 1024]
     #[arg(long, value_name = "N", help_heading = "Scheduler")]
     max_num_queued_reqs: usize,

@@ -92,6 +92,8 @@ pub struct EngineConfig {
     pub max_num_batched_tokens: usize,
     /// Prompt rows of one sequence in a step while others wait; at most `max_num_batched_tokens`.
     pub long_prefill_token_threshold: usize,
+    /// Time of a step that prompts may fill while others run or wait; zero: no limit.
+    pub prefill_step_time: Duration,
     /// Unfinished requests, waiting ones included.
     pub max_queued: usize,
     /// Whether equal prefixes share their state.
@@ -278,6 +280,7 @@ fn engine_config(settings: &Settings) -> Result<EngineConfig, ConfigError> {
         max_num_seqs,
         max_num_batched_tokens: batched,
         long_prefill_token_threshold: long_prefill,
+        prefill_step_time: seconds("prefill-step-time", settings.prefill_step_time, 0.25)?,
         max_queued: in_range("max-num-queued-reqs", settings.max_num_queued_reqs.unwrap_or(1024), 1, 1_000_000)?,
         enable_prefix_caching: settings.enable_prefix_caching.unwrap_or(true),
     })
@@ -425,6 +428,7 @@ mod tests {
         assert_eq!(config.engine.max_num_seqs, 64);
         assert_eq!(config.engine.max_num_batched_tokens, 2048);
         assert_eq!(config.engine.long_prefill_token_threshold, 1024);
+        assert_eq!(config.engine.prefill_step_time, Duration::from_millis(250));
     }
 
     #[test]

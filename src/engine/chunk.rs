@@ -18,16 +18,28 @@ pub struct Prefill {
     pub n_rows_kept: usize,
 }
 
-/// Rows by share: a long prompt takes at most the threshold and at most half of what is left while anyone else waits or
-/// runs, so that short prompts behind it start within a few steps however many long ones there are.
+/// Who else there is while a prompt is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Company {
+    /// Nobody runs or waits.
+    Alone,
+    /// Others run; none of them wants rows for a prompt.
+    Streams,
+    /// Other prompts want rows.
+    Prompts,
+}
+
+/// Rows by share of the `n_left` that the step has for prompts. In company a long prompt takes at most the threshold, and
+/// beside other prompts at most half of what is left, so that short prompts behind it start within a few steps however
+/// many long ones there are. Long is what exceeds the threshold or can't end in this step; a threshold of 0 splits nothing.
 #[must_use]
-pub const fn share(n_wanted: usize, n_left: usize, is_alone: bool, long_threshold: usize) -> usize {
-    let is_long = long_threshold > 0 && n_wanted > long_threshold;
-    let most = if is_alone || !is_long {
-        n_left
-    } else {
+pub const fn share(n_wanted: usize, n_left: usize, company: Company, long_threshold: usize) -> usize {
+    let is_long = long_threshold > 0 && n_wanted > min(long_threshold, n_left);
+    let most = match company {
+        Company::Streams if is_long => min(long_threshold, n_left),
         // At least one row, so that the first in line moves on whatever is left.
-        min(long_threshold, max(n_left / 2, min(n_left, 1)))
+        Company::Prompts if is_long => min(long_threshold, max(n_left / 2, min(n_left, 1))),
+        _ => n_left,
     };
     min(n_wanted, most)
 }
@@ -98,13 +110,21 @@ mod tests {
 
     #[test]
     fn long_prompts_leave_room_for_others() {
-        assert_eq!(share(5000, 2048, true, 1024), 2048);
-        assert_eq!(share(5000, 2048, false, 1024), 1024);
-        assert_eq!(share(5000, 1000, false, 1024), 500);
-        assert_eq!(share(5000, 1, false, 1024), 1);
-        assert_eq!(share(5000, 0, false, 1024), 0);
-        assert_eq!(share(1024, 1030, false, 1024), 1024, "a short prompt is not split for others");
-        assert_eq!(share(5000, 2048, false, 0), 2048, "0 turns the cap off");
+        assert_eq!(share(5000, 2048, Company::Alone, 1024), 2048);
+        assert_eq!(share(5000, 2048, Company::Prompts, 1024), 1024);
+        assert_eq!(share(5000, 1000, Company::Prompts, 1024), 500);
+        assert_eq!(share(5000, 1, Company::Prompts, 1024), 1);
+        assert_eq!(share(5000, 0, Company::Prompts, 1024), 0);
+        assert_eq!(share(1024, 1030, Company::Prompts, 1024), 1024, "a short prompt is not split for others");
+        assert_eq!(share(700, 64, Company::Prompts, 1024), 32, "in a short step it is a long one");
+        assert_eq!(share(5000, 2048, Company::Prompts, 0), 2048, "0 turns the cap off");
+    }
+
+    #[test]
+    fn nothing_is_left_for_prompts_that_are_not_there() {
+        assert_eq!(share(5000, 2048, Company::Streams, 1024), 1024);
+        assert_eq!(share(5000, 64, Company::Streams, 1024), 64);
+        assert_eq!(share(50, 64, Company::Streams, 1024), 50);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 pub mod event;
 pub mod handle;
+pub mod pace;
 pub mod request;
 
 pub mod chunk;

@@ -3,7 +3,8 @@
 //! No device, no clock, no async. A step is planned in this order, inside a budget of rows:
 //! 1. every running sequence that can decode gets its row (one; with drafts it would be 1 + K). If no block is to be had,
 //!    the newest running sequence is preempted: its blocks go, its output stays, and it is recomputed later;
-//! 2. prompts in progress get chunks ([`super::chunk`]), oldest first;
+//! 2. prompts in progress get chunks ([`super::chunk`]), oldest first; while anyone else runs or waits, only as many rows
+//!    as fit the target time of a step by what the last steps took ([`super::pace`]; the caller has the clock);
 //! 3. waiting sequences are admitted in order of [`Rank`] while slots, rows and blocks last. Nobody passes the head of the
 //!    line, and nobody is admitted in a step that preempts.
 //!
@@ -17,9 +18,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::chunk::{self, MAX_SCORED_ROWS};
+use super::chunk::{self, Company, MAX_SCORED_ROWS};
 use super::event::FinishReason;
+use super::pace::{Measured, Pace};
 use super::sequence::{Next, Rank, Running, Sequence, SequenceSpec};
 use super::stage::{RunTicket, Stage, StepTicket};
 use super::step::{OutputMismatch, Started, Step, Update};
@@ -44,6 +47,8 @@ pub struct SchedulerConfig {
     pub max_num_batched_tokens: usize,
     /// Prompts longer than this share a step (--long-prefill-token-threshold); 0: no cap.
     pub long_prefill_token_threshold: usize,
+    /// Time of a step that prompts may fill while others run or wait (--prefill-step-time); zero: no cap.
+    pub prefill_step_time: Duration,
     /// Share the state of equal prefixes (--enable-prefix-caching).
     pub enable_prefix_caching: bool,
     /// Blocks between checkpoints.
@@ -56,6 +61,7 @@ impl Default for SchedulerConfig {
             max_num_seqs: 64,
             max_num_batched_tokens: 2048,
             long_prefill_token_threshold: 1024,
+            prefill_step_time: Duration::from_millis(250),
             enable_prefix_caching: true,
             checkpoint_every_blocks: 8,
         }
@@ -66,6 +72,7 @@ impl Default for SchedulerConfig {
 #[derive(Debug)]
 pub struct Scheduler {
     config: SchedulerConfig,
+    pace: Pace,
     kv: KvCache,
     slots: LeasePool<SlotIdx>,
     /// In order of rank.
@@ -107,6 +114,7 @@ impl Scheduler {
         let n_slots = u32::try_from(config.max_num_seqs).unwrap_or(u32::MAX);
         let slots = LeasePool::new((0..n_slots).map(SlotIdx));
         Self {
+            pace: Pace::new(config.prefill_step_time),
             config,
             kv,
             slots,
@@ -184,6 +192,12 @@ impl Scheduler {
             self.apply_run(*run, sampled, scores, &mut updates);
         }
         Ok(updates)
+    }
+
+    /// Takes what a step took on the device. Only how fast prompts move depends on it, never what is said.
+    pub fn learn(&mut self, ticket: &StepTicket, time: Duration) {
+        let StepTicket { n_rows, n_prefill_rows, .. } = *ticket;
+        self.pace.learn(Measured { n_prefill_rows, n_decode_rows: n_rows - n_prefill_rows, time });
     }
 
     /// No sequence is left, and no step is needed to keep one's state.
@@ -281,9 +295,9 @@ impl Scheduler {
 
     /// Gives a prompt its rows of this step, if any are left.
     fn prefill(&mut self, idx: usize, n_left: usize, stage: &mut Stage) {
-        let n_budget = self.config.max_num_batched_tokens.saturating_sub(stage.n_rows());
-        let is_alone = self.running.len() + self.waiting.len() == 1;
-        let n_rows = chunk::share(n_left, n_budget, is_alone, self.config.long_prefill_token_threshold);
+        let company = self.company();
+        let n_budget = self.n_prompt_rows(company, stage);
+        let n_rows = chunk::share(n_left, n_budget, company, self.config.long_prefill_token_threshold);
         if n_rows == 0 {
             return;
         }
@@ -309,6 +323,26 @@ impl Scheduler {
         }
     }
 
+    fn company(&self) -> Company {
+        if self.running.len() + self.waiting.len() <= 1 {
+            return Company::Alone;
+        }
+        let mut prompts = self.running.iter().filter(|running| matches!(running.next(), Next::Prefill { .. }));
+        let has_prompts = !self.waiting.is_empty() || prompts.nth(1).is_some();
+        if has_prompts { Company::Prompts } else { Company::Streams }
+    }
+
+    /// Rows that the step has left for prompts.
+    fn n_prompt_rows(&self, company: Company, stage: &Stage) -> usize {
+        let n_left = self.config.max_num_batched_tokens.saturating_sub(stage.n_rows());
+        match company {
+            Company::Alone => n_left,
+            Company::Streams | Company::Prompts => {
+                n_left.min(self.pace.n_rows().saturating_sub(stage.n_prefill_rows()))
+            }
+        }
+    }
+
     /// Has the step save a sequence's window state, unless the cache has it already.
     fn keep(&mut self, idx: usize, stage: &mut Stage) {
         let Running { seq, slot, table, n_rows, n_rows_kept, .. } = &mut self.running[idx];
@@ -327,7 +361,7 @@ impl Scheduler {
     }
 
     fn admit(&mut self, stage: &mut Stage, started: &mut Vec<Started>, pinned: &mut Vec<BlockRef>) {
-        while stage.n_rows() < self.config.max_num_batched_tokens
+        while self.n_prompt_rows(self.company(), stage) > 0
             && let Some(head) = self.waiting.first_entry()
             && head.get().n_in_flight == 0
             && let Some(slot) = self.slots.take()

@@ -21,6 +21,8 @@ pub struct StepTicket {
     pub runs: Vec<RunTicket>,
     /// Rows of the step.
     pub n_rows: usize,
+    /// Those of them that belong to prompts (or to what is recomputed).
+    pub n_prefill_rows: usize,
 }
 
 /// One run of a step.
@@ -67,6 +69,7 @@ impl Stage {
             (true, false) => 0..0,
         };
         self.push(running, n_rows, RowKind::Prefill, TokenSource::Host { start }, logit_rows);
+        self.ticket.n_prefill_rows += n_rows;
         if let Some(n_top) = running.seq.spec.prompt_logprobs {
             self.score(running, scored, n_top);
         }
@@ -84,6 +87,12 @@ impl Stage {
     #[must_use]
     pub const fn n_rows(&self) -> usize {
         self.ticket.n_rows
+    }
+
+    /// Those of them that belong to prompts.
+    #[must_use]
+    pub const fn n_prefill_rows(&self) -> usize {
+        self.ticket.n_prefill_rows
     }
 
     /// The step, unless there is nothing to do.

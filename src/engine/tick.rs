@@ -84,11 +84,18 @@ pub struct Engine {
     commands: mpsc::Receiver<Command>,
     watchdog: Watchdog,
     active: BTreeMap<RequestId, ActiveRequest>,
-    in_flight: VecDeque<StepTicket>,
+    in_flight: VecDeque<Launched>,
+    /// When the device was last seen to end a step.
+    last_end: Option<Instant>,
     drain_deadline: Option<Instant>,
     lag: usize,
     settings: Settings,
     metrics: Arc<Metrics>,
+}
+
+struct Launched {
+    ticket: StepTicket,
+    at: Instant,
 }
 
 struct Settings {
@@ -207,6 +214,7 @@ impl Engine {
             watchdog: Watchdog::start(side.health, Arc::clone(&metrics), config.step_deadline)?,
             active: BTreeMap::new(),
             in_flight: VecDeque::new(),
+            last_end: None,
             drain_deadline: None,
             lag: usize::from(config.async_scheduling),
             settings: Settings {
@@ -356,12 +364,15 @@ impl Engine {
             metrics.iteration_tokens_total.observe(step.ticket.n_rows as f64);
         }
         self.executor.launch(step.plan)?;
-        self.in_flight.push_back(step.ticket);
+        self.in_flight.push_back(Launched { ticket: step.ticket, at: now });
         Ok(())
     }
 
     fn finish(&mut self, output: StepOutput, now: Instant) -> Result<(), OutputMismatch> {
-        let Some(ticket) = self.in_flight.pop_front() else { return Ok(()) };
+        let Some(Launched { ticket, at }) = self.in_flight.pop_front() else { return Ok(()) };
+        // With a step launched ahead the device begins it when it has ended the one before.
+        let begin = self.last_end.replace(now).map_or(at, |last_end| last_end.max(at));
+        self.scheduler.learn(&ticket, now - begin);
         for update in self.scheduler.apply(&ticket, output)? {
             self.update(update, now);
         }

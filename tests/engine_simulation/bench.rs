@@ -1,6 +1,7 @@
 //! Scheduler and fake device in a loop without threads, checked after every step.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use flashd::engine::event::FinishReason;
 use flashd::engine::scheduler::{SETTLING_STEPS, Scheduler, SchedulerConfig};
@@ -43,6 +44,7 @@ impl Size {
             max_num_seqs: self.n_slots,
             max_num_batched_tokens: self.n_rows,
             long_prefill_token_threshold: self.n_rows / 2,
+            prefill_step_time: Duration::ZERO,
             enable_prefix_caching: true,
             checkpoint_every_blocks: 1,
         }
@@ -77,6 +79,8 @@ pub struct Bench {
     pub produced: BTreeMap<Rank, Produced>,
     pub started: BTreeMap<Rank, Started>,
     pub totals: Totals,
+    /// What the device's clock says a step took.
+    pub step_time: Box<dyn FnMut(&StepTicket) -> Duration>,
     /// The latest step at which each unstarted request must start; only kept for equal priorities.
     bounds: BTreeMap<RequestId, usize>,
     n_rows: usize,
@@ -123,6 +127,7 @@ impl Bench {
             produced: BTreeMap::new(),
             started: BTreeMap::new(),
             totals: Totals::default(),
+            step_time: Box::new(|_| Duration::ZERO),
             bounds: BTreeMap::new(),
             n_rows: size.n_rows,
             next_id: 1,
@@ -191,6 +196,7 @@ impl Bench {
         if finishes {
             let output = self.device.finish().expect("finish");
             let ticket = self.in_flight.pop_front().expect("in flight");
+            self.scheduler.learn(&ticket, (self.step_time)(&ticket));
             for update in self.scheduler.apply(&ticket, output).expect("fitting output") {
                 self.update(update);
             }

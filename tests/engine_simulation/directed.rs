@@ -1,6 +1,9 @@
 //! One test a known fault of other servers, at the level of scheduler and device.
 
+use std::time::Duration;
+
 use flashd::engine::event::FinishReason;
+use flashd::engine::pace;
 use flashd::engine::scheduler::SchedulerConfig;
 use flashd::engine::sequence::Rank;
 use flashd::ids::{RequestId, TokenId};
@@ -28,6 +31,7 @@ fn step_plan(bench: &mut Bench) -> Option<StepPlan> {
     }
     bench.device.launch(step.plan.clone()).expect("launch");
     let output = bench.device.finish().expect("finish");
+    bench.scheduler.learn(&step.ticket, (bench.step_time)(&step.ticket));
     for update in bench.scheduler.apply(&step.ticket, output).expect("fitting output") {
         let produced = bench.produced.get_mut(&update.rank()).expect("living");
         if let flashd::engine::step::Update::Token(_, sampled) = update {
@@ -162,6 +166,58 @@ fn e2_a_short_prompt_passes_long_ones_unless_the_cap_is_off() {
         assert!(n_steps <= 2, "{n_steps} steps behind {n_long} long prompts");
     }
     assert!(n_steps_behind_long_prompts(0, 1) > 20, "without the cap the long prompt is done first");
+}
+
+fn n_rows(plan: &StepPlan) -> usize {
+    plan.batch.runs.iter().map(|run| run.n_rows).sum()
+}
+
+/// A device on which a row takes `row_ms` and a step 20 ms more.
+fn paced(row_ms: u64) -> Bench {
+    let config = SchedulerConfig { prefill_step_time: Duration::from_millis(250), ..ROOMY.config() };
+    let mut bench = Bench::with_config(Size { n_blocks: 1000, ..ROOMY }, 0, config);
+    bench.step_time = Box::new(move |ticket| Duration::from_millis(20 + row_ms * ticket.n_rows as u64));
+    bench
+}
+
+#[test]
+fn long_prompts_leave_others_their_time() {
+    let mut bench = paced(4);
+    bench.add(spec(prompt(10, 1), 150));
+    step_plan(&mut bench);
+    let long = bench.add(spec(prompt(20_000, 2), 1));
+    for step in 0..140 {
+        let plan = step_plan(&mut bench).expect("work");
+        assert_eq!(n_decode_rows(&plan), 1);
+        // The first chunk is of a size that was guessed; then at most 57 rows fit 250 ms.
+        let range = if step == 0 { 1..=257 } else { 40..=57 };
+        assert!(range.contains(&n_rows(&plan)), "step {step}: {} rows", n_rows(&plan));
+    }
+    // With the stream over, the prompt has the steps for itself.
+    let n_alone = (0..20).map(|_| step_plan(&mut bench).map_or(0, |plan| n_rows(&plan))).max();
+    assert!(n_alone > Some(1500), "{n_alone:?}");
+    while step_plan(&mut bench).is_some() {}
+    assert_eq!(bench.produced[&rank(long, 0)].tokens.len(), 1);
+}
+
+#[test]
+fn no_prompt_starves_however_slow_the_steps_are() {
+    let mut bench = paced(10_000);
+    bench.add(spec(prompt(10, 1), 100));
+    let long = bench.add(spec(prompt(1000, 2), 1));
+    let short = bench.add(spec(prompt(20, 3), 1));
+    let mut ends = [0, 0];
+    for step in 1..=60 {
+        let plan = step_plan(&mut bench).expect("work");
+        assert!(step == 1 || n_rows(&plan) <= pace::MIN_ROWS + 1, "step {step}: {} rows", n_rows(&plan));
+        for (end, request) in ends.iter_mut().zip([short, long]) {
+            if *end == 0 && !bench.produced[&rank(request, 0)].tokens.is_empty() {
+                *end = step;
+            }
+        }
+    }
+    let [short_end, long_end] = ends;
+    assert!(1 <= short_end && short_end <= 3 && short_end < long_end, "short {short_end}, long {long_end}");
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! Long random runs over tiny pools: every output is compared with the oracle, every count after every step.
 
+use std::time::Duration;
+
+use flashd::engine::scheduler::SchedulerConfig;
 use flashd::engine::sequence::{Rank, SequenceSpec};
 use flashd::ids::TokenId;
 
@@ -75,8 +78,11 @@ fn disturb(rng: &mut Rng, bench: &mut Bench, n_steps: usize) {
 }
 
 fn simulate(seed: u64, size: Size, lag: usize, traffic: &Traffic) -> Bench {
+    simulate_with(seed, Bench::new(size, lag), traffic)
+}
+
+fn simulate_with(seed: u64, mut bench: Bench, traffic: &Traffic) -> Bench {
     let mut rng = Rng(seed.wrapping_mul(0x1_0000_0000));
-    let mut bench = Bench::new(size, lag);
     let mut answers: Vec<Vec<TokenId>> = Vec::new();
     let mut n_added = 0;
     while n_added < traffic.n_requests {
@@ -154,6 +160,21 @@ fn priorities_change_the_order_and_not_the_output() {
     for lag in 0..=1 {
         let traffic = Traffic { has_priorities: true, ..traffic(SIZES[1], 500) };
         simulate(77 + lag as u64, SIZES[1], lag, &traffic);
+    }
+}
+
+#[test]
+fn the_clock_changes_the_chunks_and_not_the_output() {
+    for (seed, size) in SIZES.into_iter().enumerate() {
+        for lag in 0..=1 {
+            let config = SchedulerConfig { prefill_step_time: Duration::from_millis(100), ..size.config() };
+            let mut bench = Bench::with_config(size, lag, config);
+            // Anything from no time at all to a second, without rhyme or reason.
+            let mut clock = Rng(seed as u64);
+            bench.step_time = Box::new(move |_| Duration::from_millis(clock.pick(&[0, 1, 30, 99, 101, 1000])));
+            let bench = simulate_with(seed as u64 * 2 + lag as u64, bench, &traffic(size, 800));
+            assert!(bench.totals.n_finished > 40, "{:?}", bench.totals);
+        }
     }
 }
 
