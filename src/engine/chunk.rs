@@ -65,6 +65,13 @@ pub const fn cut(prefill: Prefill, n_rows: usize, every_blocks: usize) -> usize 
     stop - start
 }
 
+/// Cuts off a prompt's last row when siblings wait for it: they can share all the rows before it, while that one has to be
+/// run by each, for its logits. So the row is run in the next step, beside theirs.
+#[must_use]
+pub const fn spare_last(prefill: Prefill, n_rows: usize) -> usize {
+    if n_rows > 1 && prefill.start + n_rows == prefill.n_prompt { n_rows - 1 } else { n_rows }
+}
+
 /// Whether the state after `n_tokens` tokens is worth a checkpoint.
 #[must_use]
 pub const fn is_kept(n_tokens: usize, n_prompt: usize, n_rows_kept: usize, every_blocks: usize) -> bool {
@@ -142,6 +149,13 @@ mod tests {
         assert_eq!(ends(5000, 1984, 8), [1984, 3840, 4864, 5000]);
         assert_eq!(ends(1200, 100, 1)[..6], [100, 200, 256, 356, 456, 512]);
         assert_eq!(ends(5000, 127, 1)[..9], [127, 254, 381, 508, 635, 762, 889, 1016, 1024], "once in four blocks");
+    }
+
+    #[test]
+    fn the_last_row_is_spared_for_siblings() {
+        let prefill = Prefill { start: 512, end: 700, n_prompt: 700, n_rows_kept: 512 };
+        assert_eq!([188, 187, 1].map(|n_rows| spare_last(prefill, n_rows)), [187, 187, 1]);
+        assert_eq!(spare_last(Prefill { start: 699, ..prefill }, 1), 1, "in the end it is run");
     }
 
     #[test]

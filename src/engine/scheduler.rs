@@ -304,8 +304,10 @@ impl Scheduler {
         let running = &mut self.running[idx];
         let is_scored = running.seq.n_scores_planned < running.seq.n_scores();
         let n_rows = if is_scored { n_rows.min(MAX_SCORED_ROWS) } else { n_rows };
+        let has_siblings = self.deferred.contains_key(&running.seq.rank.request);
         let n_rows = if self.config.enable_prefix_caching {
-            chunk::cut(running.to_prefill(), n_rows, self.config.checkpoint_every_blocks)
+            let n_rows = chunk::cut(running.to_prefill(), n_rows, self.config.checkpoint_every_blocks);
+            if has_siblings { chunk::spare_last(running.to_prefill(), n_rows) } else { n_rows }
         } else {
             n_rows
         };
@@ -318,7 +320,9 @@ impl Scheduler {
         seq.n_in_flight += 1;
         seq.n_scores_planned = seq.n_scores_planned.max(running.n_rows.min(seq.n_scores()));
         let every_blocks = self.config.checkpoint_every_blocks;
-        if chunk::is_kept(running.n_rows, running.seq.n_prompt(), running.n_rows_kept, every_blocks) {
+        let is_for_siblings = has_siblings && running.n_rows + 1 == running.seq.n_prompt();
+        if is_for_siblings || chunk::is_kept(running.n_rows, running.seq.n_prompt(), running.n_rows_kept, every_blocks)
+        {
             self.keep(idx, stage);
         }
     }
@@ -462,11 +466,9 @@ impl Scheduler {
             let (chain, tokens) = running.seq.chain_and_tokens();
             self.kv.settle(&mut running.table, chain, tokens, n_rows);
             let seq = &mut running.seq;
-            if !seq.has_prefilled && n_rows >= seq.n_prompt() {
-                seq.has_prefilled = true;
-                if seq.rank.choice == 0 {
-                    released.push(seq.rank.request);
-                }
+            // All but the last row, which no sibling can share.
+            if seq.rank.choice == 0 && n_rows + 1 >= seq.n_prompt() && self.deferred.contains_key(&seq.rank.request) {
+                released.push(seq.rank.request);
             }
         }
         released.into_iter().for_each(|request| self.release(request));

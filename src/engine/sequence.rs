@@ -66,8 +66,6 @@ pub struct Sequence {
     pub scores: Vec<TokenLogprobs>,
     /// It has been admitted before.
     pub has_started: bool,
-    /// Its whole prompt has been in the caches.
-    pub has_prefilled: bool,
 }
 
 /// A sequence with a slot and blocks.
@@ -116,7 +114,6 @@ impl Sequence {
             n_scores_planned: 0,
             scores: Vec::new(),
             has_started: false,
-            has_prefilled: false,
         }
     }
 

@@ -186,13 +186,17 @@ fn long_prompts_leave_others_their_time() {
     bench.add(spec(prompt(10, 1), 150));
     step_plan(&mut bench);
     let long = bench.add(spec(prompt(20_000, 2), 1));
+    let mut n_rows_in_all = 0;
     for step in 0..140 {
         let plan = step_plan(&mut bench).expect("work");
         assert_eq!(n_decode_rows(&plan), 1);
-        // The first chunk is of a size that was guessed; then at most 57 rows fit 250 ms.
-        let range = if step == 0 { 1..=257 } else { 40..=57 };
-        assert!(range.contains(&n_rows(&plan)), "step {step}: {} rows", n_rows(&plan));
+        // The first chunk is of a size that was guessed, the second from its measurement; then 57 rows fit 250 ms.
+        let most = [257, 64, 57][step.min(2)];
+        assert!(n_rows(&plan) <= most, "step {step}: {} rows", n_rows(&plan));
+        n_rows_in_all += n_rows(&plan);
     }
+    // Some chunks are cut shorter, where a checkpoint is due.
+    assert!(n_rows_in_all > 140 * 45, "{n_rows_in_all} rows in all");
     // With the stream over, the prompt has the steps for itself.
     let n_alone = (0..20).map(|_| step_plan(&mut bench).map_or(0, |plan| n_rows(&plan))).max();
     assert!(n_alone > Some(1500), "{n_alone:?}");
@@ -294,8 +298,10 @@ fn siblings_share_the_first_ones_prompt() {
     bench.drain();
     bench.verify();
     for choice in 1..4 {
-        assert_eq!(bench.started[&rank(request, choice)].n_cached_tokens, 512);
+        // All but the row that gives the logits of its first token.
+        assert_eq!(bench.started[&rank(request, choice)].n_cached_tokens, 599);
     }
+    assert_eq!(bench.totals.n_copies, 3);
     let outputs: Vec<_> = (0..4).map(|choice| &bench.produced[&rank(request, choice)].tokens).collect();
     assert!(outputs.windows(2).all(|pair| pair[0] != pair[1]), "each has its own noise");
 }
