@@ -5,7 +5,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -137,6 +137,9 @@ fn doctor_finds_the_demo_model() {
     for word in ["cpu", "memory", "hip", "cuda", "739 tensors", "3072 ids", "can run here"] {
         assert!(text.contains(word), "{word}: {text}");
     }
+    assert!(text.contains("values were not read"), "{text}");
+    let output = run(&["doctor", "--full"]);
+    assert!(output.status.success() && stdout(&output).contains("no NaN codes"), "{}", stdout(&output));
     let output = run(&["doctor", "--model", "/no/such/model"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stdout(&output).contains("FAULT"), "{}", stdout(&output));
@@ -167,6 +170,93 @@ fn chat_goes_on_through_a_pipe() {
     assert!(err.contains("cached"), "{err}");
 }
 
+#[test]
+fn chat_refuses_a_line_or_a_file_that_is_no_text_and_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = mkfifo(dir.path(), "fifo");
+    let mut input = b"\xFF\xFE\n".to_vec();
+    input.extend(format!("/read {}\n/read /dev/zero why?\n{PROMPT}\n", fifo.display()).bytes());
+    let mut child = flashd()
+        .args(["chat", "--temperature", "0", "--max-tokens", "32"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(&input).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let (out, err) = (stdout(&output), stderr(&output));
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    assert!(out.contains("391"), "{out}\n{err}");
+    assert!(err.contains("not UTF-8") && err.matches("not a regular file").count() == 2, "{err}");
+}
+
+/// All lines reach the terminal before the first prompt does.
+#[cfg(target_os = "linux")]
+#[test]
+fn chat_keeps_lines_that_are_typed_ahead_at_a_terminal() {
+    let command = format!("{} chat --temperature 0 --max-tokens 32 --no-history", env!("CARGO_BIN_EXE_flashd"));
+    // Were lines lost, the Ctrl-D at their end would be too, and the program would wait.
+    let mut child = Command::new("timeout")
+        .args(["60", "script", "-qec", &command, "/dev/null"])
+        .env_remove("FLASHD_LOG")
+        .env("TERM", "xterm")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = format!("{PROMPT}\n/think low\n/stats\n/nothink\n/quit\n");
+    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    for word in ["391", "thinking: low", "stats: on", "thinking: off"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn output_that_cannot_be_written_ends_with_1() {
+    for command in ["chat", "complete"] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut child = flashd()
+            .args([command, "--temperature", "0", "--max-tokens", "32"])
+            .stdin(Stdio::piped())
+            .stdout(full)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(format!("{PROMPT}\n{PROMPT}\n").as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{command}: {}", stderr(&output));
+        assert!(stderr(&output).contains("No space left"), "{command}: {}", stderr(&output));
+    }
+}
+
+fn mkfifo(dir: &Path, name: &str) -> PathBuf {
+    let path = dir.join(name);
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    path
+}
+
+#[test]
+fn a_signal_ends_a_server_that_waits_for_its_files() {
+    for signal in ["-TERM", "-INT"] {
+        let dir = demo_copy();
+        std::fs::remove_file(dir.path().join("config.json")).unwrap();
+        // A file system that hangs: nobody ever writes into this pipe.
+        mkfifo(dir.path(), "config.json");
+        let mut server = Server::spawn(&["--model", dir.path().to_str().unwrap()]);
+        server.wait_for("opening");
+        server.signal(signal);
+        let (code, lines) = server.end();
+        assert_eq!(code, Some(0), "{signal}: {lines:#?}");
+        assert!(lines.iter().any(|line| line.contains("shutdown complete")), "{lines:#?}");
+    }
+}
+
 /// A server that is killed when the test ends.
 struct Server {
     child: Child,
@@ -176,7 +266,16 @@ struct Server {
 }
 
 impl Server {
+    /// Starts one and waits until it listens.
     fn start(args: &[&str]) -> Self {
+        let mut server = Self::spawn(args);
+        let listening = server.wait_for("listening on http://");
+        let address = listening.split("http://").nth(1).and_then(|rest| rest.split([';', '"']).next());
+        server.port = address.and_then(|address| address.rsplit(':').next()).unwrap().parse().unwrap();
+        server
+    }
+
+    fn spawn(args: &[&str]) -> Self {
         let mut child = flashd()
             .args(["serve", "--port", "0"])
             .args(args)
@@ -194,11 +293,7 @@ impl Server {
                 }
             }
         });
-        let mut server = Self { child, port: 0, log, lines: Vec::new() };
-        let listening = server.wait_for("listening on http://");
-        let address = listening.split("http://").nth(1).and_then(|rest| rest.split([';', '"']).next());
-        server.port = address.and_then(|address| address.rsplit(':').next()).unwrap().parse().unwrap();
-        server
+        Self { child, port: 0, log, lines: Vec::new() }
     }
 
     fn wait_for(&mut self, word: &str) -> String {

@@ -2,7 +2,8 @@
 //!
 //! Every turn renders the whole conversation; what the prefix cache holds of it is not computed again.
 
-use std::io::{IsTerminal, Write};
+use std::fs::File;
+use std::io::{BufRead, ErrorKind, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
@@ -72,10 +73,13 @@ enum Line {
 
 type Editor = rustyline::Editor<(), FileHistory>;
 
+/// Longest file that /read takes and longest line from a pipe; the longest context is about a million tokens.
+const MAX_TEXT_BYTES: u64 = 16 << 20;
+
 /// Runs the conversation until /quit or the end of input.
 ///
 /// # Errors
-/// When the model can't be started, or the terminal fails.
+/// When the model can't be started, or standard input or output fails.
 pub fn run(args: &ChatArgs) -> anyhow::Result<()> {
     let local = Local::start(&args.local)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
@@ -88,20 +92,11 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<()> {
         messages: Vec::new(),
         local,
     };
-    let mut editor = Editor::with_config(Config::builder().auto_add_history(true).build())?;
-    let history = if args.no_history { None } else { history_file() };
-    if let Some(path) = &history {
-        // A missing file is an empty history.
-        let _ = editor.load_history(path);
-    }
-    if std::io::stdin().is_terminal() {
+    let mut input = Input::open(args.no_history)?;
+    if matches!(input, Input::Terminal { .. }) {
         writeln!(std::io::stdout(), "{} is ready; /help lists the commands.", chat.local.name)?;
     }
-    while let Some(line) = read_line(&mut editor)? {
-        if let Some(path) = &history {
-            // Line by line, so that a killed terminal loses none. A conversation goes on without a history.
-            let _ = editor.append_history(path);
-        }
+    while let Some(line) = input.read_text()? {
         if chat.take(&line, &runtime, &interrupts)?.is_break() {
             break;
         }
@@ -119,35 +114,124 @@ struct Chat {
     messages: Vec<Message>,
 }
 
-/// A line, with its continuations; `None` at the end of input. Ctrl-C at the prompt clears the line.
-fn read_line(editor: &mut Editor) -> anyhow::Result<Option<String>> {
-    let mut text = String::new();
-    loop {
-        match editor.readline(if text.is_empty() { "> " } else { "… " }) {
-            Ok(line) => match line.strip_suffix('\\') {
-                Some(start) => {
-                    text.push_str(start);
-                    text.push('\n');
+/// Where lines come from.
+enum Input {
+    /// A line editor, and where its history is kept.
+    Terminal { editor: Box<Editor>, history: Option<PathBuf> },
+    /// A pipe or a file.
+    Pipe,
+}
+
+/// What reading a line came to.
+enum Got {
+    Line(String),
+    /// A line that can't be used; why.
+    Refused(String),
+    /// Ctrl-C.
+    Cleared,
+    End,
+}
+
+impl Input {
+    fn open(no_history: bool) -> anyhow::Result<Self> {
+        if !std::io::stdin().is_terminal() {
+            return Ok(Self::Pipe);
+        }
+        let mut editor = Box::new(Editor::with_config(Config::builder().auto_add_history(true).build())?);
+        let history = if no_history { None } else { history_file() };
+        if let Some(path) = &history {
+            // A missing file is an empty history.
+            let _ = editor.load_history(path);
+        }
+        Ok(Self::Terminal { editor, history })
+    }
+
+    /// A line, with its continuations; `None` at the end of input. Ctrl-C at the prompt clears the line, and a line that
+    /// is refused takes what it continues along.
+    fn read_text(&mut self) -> anyhow::Result<Option<String>> {
+        let mut text = String::new();
+        loop {
+            match self.read_line(text.is_empty())? {
+                Got::Line(line) => match line.strip_suffix('\\') {
+                    Some(start) => {
+                        text.push_str(start);
+                        text.push('\n');
+                    }
+                    None => return Ok(Some(text + &line)),
+                },
+                Got::Refused(why) => {
+                    writeln!(std::io::stderr(), "{why}")?;
+                    text.clear();
                 }
-                None => return Ok(Some(text + &line)),
-            },
-            Err(ReadlineError::Interrupted) => text.clear(),
-            Err(ReadlineError::Eof) => return Ok(None),
-            Err(error) => return Err(error).context("reading a line"),
+                Got::Cleared => text.clear(),
+                Got::End => return Ok(None),
+            }
+        }
+    }
+
+    fn read_line(&mut self, is_first: bool) -> anyhow::Result<Got> {
+        let Self::Terminal { editor, history } = self else {
+            return read_pipe(&mut std::io::stdin().lock()).context("reading a line");
+        };
+        match editor.readline(if is_first { "> " } else { "… " }) {
+            Ok(line) => {
+                if let Some(path) = history {
+                    // Line by line, so that a killed terminal loses none. A conversation goes on without a history.
+                    let _ = editor.append_history(path);
+                }
+                Ok(Got::Line(line))
+            }
+            Err(ReadlineError::Interrupted) => Ok(Got::Cleared),
+            Err(ReadlineError::Eof) => Ok(Got::End),
+            Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
+                Ok(Got::Refused(NOT_UTF8.to_owned()))
+            }
+            Err(error) => Err(error).context("reading a line"),
         }
     }
 }
 
-/// The message that /read sends; `None`, and a word to the user, when the file can't be read.
-fn read_file(path: &str, question: &str) -> std::io::Result<Option<String>> {
-    match std::fs::read_to_string(path) {
-        Ok(text) if question.is_empty() => Ok(Some(text)),
-        Ok(text) => Ok(Some(format!("{}\n\n{question}", text.trim_end()))),
-        Err(error) => {
-            writeln!(std::io::stderr(), "{path}: {error}")?;
-            Ok(None)
-        }
+const NOT_UTF8: &str = "the line is not UTF-8; it was not sent";
+
+/// A line of a pipe. What is too long or no text is read to its end and refused, so that the next line stands for itself.
+fn read_pipe(input: &mut impl BufRead) -> std::io::Result<Got> {
+    let mut bytes = Vec::new();
+    input.by_ref().take(MAX_TEXT_BYTES + 1).read_until(b'\n', &mut bytes)?;
+    if bytes.is_empty() {
+        return Ok(Got::End);
     }
+    if bytes.last() == Some(&b'\n') {
+        bytes.pop();
+    } else if bytes.len() as u64 > MAX_TEXT_BYTES {
+        input.skip_until(b'\n')?;
+        return Ok(Got::Refused(format!("the line is longer than {MAX_TEXT_BYTES} bytes; it was not sent")));
+    }
+    if bytes.last() == Some(&b'\r') {
+        bytes.pop();
+    }
+    Ok(String::from_utf8(bytes).map_or_else(|_| Got::Refused(NOT_UTF8.to_owned()), Got::Line))
+}
+
+/// The message that /read sends.
+///
+/// # Errors
+/// When the file can't be read, is no regular file (a pipe or a device may never end), is too long or no text.
+fn read_file(path: &str, question: &str) -> Result<String, String> {
+    let text = read_regular(path).map_err(|error| format!("{path}: {error}"))?;
+    Ok(if question.is_empty() { text } else { format!("{}\n\n{question}", text.trim_end()) })
+}
+
+fn read_regular(path: &str) -> std::io::Result<String> {
+    // Before it is opened: opening a pipe waits for its writer.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(std::io::Error::other("not a regular file"));
+    }
+    let mut text = String::new();
+    File::open(path)?.take(MAX_TEXT_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_TEXT_BYTES {
+        return Err(std::io::Error::other(format!("longer than {MAX_TEXT_BYTES} bytes")));
+    }
+    Ok(text)
 }
 
 /// The file of typed lines, in a folder that is made if need be.
@@ -198,7 +282,13 @@ impl Chat {
         let text = match parse(line) {
             Line::Quit => return Ok(ControlFlow::Break(())),
             Line::Say(text) => Some(text),
-            Line::Read { path, question } => read_file(&path, &question)?,
+            Line::Read { path, question } => match read_file(&path, &question) {
+                Ok(text) => Some(text),
+                Err(why) => {
+                    writeln!(std::io::stderr(), "{why}")?;
+                    None
+                }
+            },
             other => {
                 self.set(other)?;
                 None
@@ -209,8 +299,8 @@ impl Chat {
         };
         match runtime.block_on(self.turn(text, interrupts)) {
             Ok(()) => {}
-            // A broken pipe ends the program; a refused turn (too long, say) only the turn.
-            Err(error) if error.chain().any(super::is_broken_pipe) => return Err(error),
+            // Output that can't be written ends the program; a refused turn (too long, say) only the turn.
+            Err(error) if error.chain().any(|cause| cause.is::<std::io::Error>()) => return Err(error),
             Err(error) => writeln!(std::io::stderr(), "{}", super::describe(&error))?,
         }
         Ok(ControlFlow::Continue(()))
@@ -373,8 +463,40 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "text\n").unwrap();
         let path = file.path().to_str().unwrap();
-        assert_eq!(read_file(path, "why?").unwrap().unwrap(), "text\n\nwhy?");
-        assert_eq!(read_file(path, "").unwrap().unwrap(), "text\n");
-        assert_eq!(read_file("/no/such/file", "why?").unwrap(), None);
+        assert_eq!(read_file(path, "why?").unwrap(), "text\n\nwhy?");
+        assert_eq!(read_file(path, "").unwrap(), "text\n");
+    }
+
+    #[test]
+    fn read_refuses_what_it_cannot_send() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        // A hole of a file: read to the limit, never written.
+        file.as_file().set_len(MAX_TEXT_BYTES + 1).unwrap();
+        assert!(read_file(path, "").unwrap_err().contains("longer than 16777216 bytes"));
+        std::fs::write(path, [0xFF, b'a']).unwrap();
+        assert!(read_file(path, "").unwrap_err().contains("UTF-8"));
+        for (path, why) in [("/no/such/file", "/no/such/file"), ("/dev/zero", "regular"), ("/", "regular")] {
+            assert!(read_file(path, "").unwrap_err().contains(why), "{path}");
+        }
+    }
+
+    #[test]
+    fn lines_of_a_pipe_stand_for_themselves() {
+        let long = vec![b'x'; MAX_TEXT_BYTES as usize];
+        let input = [b"a\r\n\n\xFF\xFE\nb\n".as_slice(), &long, b"\n", &long, b"x\nlast"].concat();
+        let mut input = input.as_slice();
+        let mut got = Vec::new();
+        loop {
+            match read_pipe(&mut input).unwrap() {
+                Got::Line(line) if line.len() > 10 => got.push(line.len().to_string()),
+                Got::Line(line) => got.push(line),
+                Got::Refused(why) => got.push(why),
+                Got::Cleared => unreachable!("no keys"),
+                Got::End => break,
+            }
+        }
+        let too_long = "the line is longer than 16777216 bytes; it was not sent";
+        assert_eq!(got, ["a", "", NOT_UTF8, "b", "16777216", too_long, "last"]);
     }
 }

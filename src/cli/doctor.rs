@@ -5,12 +5,11 @@ use std::path::Path;
 
 use comfy_table::{ContentArrangement, Table, presets};
 
-use super::machine;
+use super::{forms, machine};
 use crate::checkpoint::Checkpoint;
 use crate::config;
 use crate::device::cpu::Cpu;
 use crate::model::shape::ModelShape;
-use crate::model::weights::Weights;
 use crate::tokenizer::Tokenizer;
 
 /// Flags of `flashd doctor`.
@@ -19,6 +18,9 @@ pub struct DoctorArgs {
     /// Checkpoint folder to check as well, every tensor's form included [default: demo]
     #[arg(short, long)]
     pub model: Option<String>,
+    /// Read every FP8 code and scale of the checkpoint, about a tenth of it, in search of NaN; `serve` does so at each start
+    #[arg(long)]
+    pub full: bool,
 }
 
 /// What a check found.
@@ -51,7 +53,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     checks.push(cuda());
     checks.push(metal());
     let name = args.model.as_deref().unwrap_or(config::model::DEMO);
-    checks.extend(model(name));
+    checks.extend(model(name, args.full));
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
     if !std::io::stdout().is_terminal() {
@@ -170,13 +172,13 @@ fn library(stem: &str) -> String {
     }
 }
 
-fn model(name: &str) -> Vec<Check> {
+fn model(name: &str, is_full: bool) -> Vec<Check> {
     let dir = match config::model::find(name) {
         Ok(dir) => dir,
         Err(error) => return vec![check("model", State::Fault, error.to_string())],
     };
     let mut checks = vec![check("model", State::Ok, dir.display().to_string())];
-    checks.push(match checkpoint(&dir) {
+    checks.push(match checkpoint(&dir, is_full) {
         Ok(finding) => check("checkpoint", State::Ok, finding),
         Err(error) => check("checkpoint", State::Fault, super::describe(&error)),
     });
@@ -187,11 +189,11 @@ fn model(name: &str) -> Vec<Check> {
     checks
 }
 
-/// Opens and binds the checkpoint, which checks every shard's length and every tensor's form and codes.
-fn checkpoint(dir: &Path) -> anyhow::Result<String> {
+/// Opens the checkpoint and checks every shard's length and every tensor's form; with `is_full` the codes too.
+fn checkpoint(dir: &Path, is_full: bool) -> anyhow::Result<String> {
     let checkpoint = Checkpoint::open(dir)?;
     let shape = ModelShape::from_json(checkpoint.config_json())?;
-    let weights = Weights::bind(&checkpoint, &shape)?;
+    let said = forms::check(&checkpoint, &shape, is_full)?;
     let mut finding = format!(
         "{} tensors in {} shards, {}; {} layers, {} experts, vocabulary {}, context {}",
         checkpoint.n_tensors(),
@@ -202,8 +204,8 @@ fn checkpoint(dir: &Path) -> anyhow::Result<String> {
         shape.vocab_size,
         shape.max_position_embeddings,
     );
-    for warning in &weights.warnings {
-        finding.push_str(&format!("; {warning}"));
+    for line in &said {
+        finding.push_str(&format!("; {line}"));
     }
     let available = machine::memory().map_or(u64::MAX, |memory| memory.available_bytes);
     if checkpoint.tensor_bytes() > available {
@@ -228,7 +230,7 @@ mod tests {
 
     #[test]
     fn the_demo_model_has_no_fault() {
-        let checks = model("demo");
+        let checks = model("demo", false);
         assert_eq!(checks.len(), 3);
         assert!(checks.iter().all(|check| check.state == State::Ok), "{checks:?}");
     }
@@ -237,11 +239,11 @@ mod tests {
     fn faults_say_what_is_wrong() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("config.json"), "{}").unwrap();
-        let checks = model(dir.path().to_str().unwrap());
+        let checks = model(dir.path().to_str().unwrap(), true);
         assert_eq!(checks[1].state, State::Fault);
         assert!(checks[1].finding.contains("safetensors"), "{checks:?}");
         assert_eq!(checks[2].state, State::Fault);
-        assert_eq!(model("/no/such/folder")[0].state, State::Fault);
+        assert_eq!(model("/no/such/folder", false)[0].state, State::Fault);
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub mod complete;
 pub mod debug;
 pub mod doctor;
 pub mod event_stream;
+pub mod forms;
 pub mod inspect;
 pub mod interrupt;
 pub mod machine;

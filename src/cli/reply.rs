@@ -193,7 +193,7 @@ fn take(reply: &mut Reply, delta: Delta, sink: &mut impl Sink) -> std::io::Resul
 /// A bar on standard error while a long prompt is read; indicatif draws nothing where that isn't a terminal.
 fn progress_bar(n_prompt: usize) -> ProgressBar {
     let bar = ProgressBar::new(n_prompt as u64);
-    if let Ok(style) = ProgressStyle::with_template("reading {bar:30} {pos}/{len} tokens, {per_sec}") {
+    if let Ok(style) = ProgressStyle::with_template("reading {wide_bar} {pos}/{len} tokens, {per_sec}") {
         bar.set_style(style);
     }
     bar.enable_steady_tick(Duration::from_millis(200));

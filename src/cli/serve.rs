@@ -58,8 +58,14 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
 async fn serve(config: &Config) -> anyhow::Result<()> {
     let start = Instant::now();
     let mut signals = Signals::new()?;
-    let (prepared, door) = Prepared::new(config)?;
-    let listener = bind(&config.server).await?;
+    // A file system that hangs, or a name that isn't resolved, must not keep a signal from ending the program.
+    let (prepared, door, listener) = tokio::select! {
+        opened = open(config) => opened?,
+        () = signals.next() => {
+            tracing::info!("shutdown complete; nothing had been loaded");
+            return Ok(());
+        }
+    };
     tracing::info!("listening on http://{}; loading {}", listener.local_addr()?, config.model.dir.display());
     let api = api_config(&config.server, door.default_sampling.clone());
     let state = AppState::new(api, door.engine.clone(), door.tokenizer.clone(), door.metrics.clone())?;
@@ -89,6 +95,15 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     }
     tracing::info!("shutdown complete");
     Ok(())
+}
+
+/// Reads what is small of the checkpoint, off the threads that see signals, and listens.
+async fn open(config: &Config) -> anyhow::Result<(Prepared, Door, TcpListener)> {
+    tracing::info!("opening {}", config.model.dir.display());
+    let blocking = config.clone();
+    let (prepared, door) =
+        tokio::task::spawn_blocking(move || Prepared::new(&blocking)).await.context("opening the checkpoint")??;
+    Ok((prepared, door, bind(&config.server).await?))
 }
 
 async fn bind(server: &ServerConfig) -> Result<TcpListener, AddressError> {

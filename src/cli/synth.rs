@@ -62,7 +62,8 @@ pub fn run(args: &SynthArgs) -> anyhow::Result<()> {
 /// A progress bar over bytes; it draws nothing where stderr isn't a terminal.
 pub(super) fn bytes_bar(total_bytes: u64) -> ProgressBar {
     let bar = ProgressBar::new(total_bytes);
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta} {msg}")
+    if let Ok(style) =
+        ProgressStyle::with_template("{wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta} {msg}")
     {
         bar.set_style(style);
     }
