@@ -4,7 +4,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::math::exp;
-use super::simd::{BLOCK_TOKENS, LANES, Portable, Simd, TILE_ROWS};
+use super::simd::{BLOCK_TOKENS, DotBlock, LANES, Portable, Simd, TILE_ROWS};
 
 simd_fn! {
     /// `scores[h * rows.len() + r] = (q[h] . rows[r]) * scale`.
@@ -37,11 +37,12 @@ unsafe fn scores_kernel<S: Simd>(q: &[f32], rows: &[&[f32]], scale: f32, scores:
         let last = four.len() - 1;
         let w = [&four[0][..d], &four[1.min(last)][..d], &four[2.min(last)][..d], &four[3.min(last)][..d]];
         for head in (0..n_heads).step_by(BLOCK_TOKENS) {
-            let n = (n_heads - head).min(BLOCK_TOKENS);
-            let mut sums = [[0.0; TILE_ROWS]; BLOCK_TOKENS];
-            // SAFETY: q holds n heads of d elements from `head`; the caller vouches for the instruction set.
-            unsafe { S::dot_block(n, w, &q[head * d..(head + n) * d], d, &mut sums) };
-            for (h, sums) in sums[..n].iter().enumerate() {
+            let n_tokens = (n_heads - head).min(BLOCK_TOKENS);
+            let mut sums = [0.0; BLOCK_TOKENS * TILE_ROWS];
+            let block = DotBlock { w, x: &q[head * d..(head + n_tokens) * d], x_stride: d, n_tokens };
+            // SAFETY: q holds n_tokens heads of d elements from `head`; the caller vouches for the instruction set.
+            unsafe { S::dot_block(block, &mut sums, TILE_ROWS) };
+            for (h, sums) in sums.chunks_exact(TILE_ROWS).take(n_tokens).enumerate() {
                 let at = (head + h) * rows.len() + group * TILE_ROWS;
                 for (score, sum) in scores[at..at + four.len()].iter_mut().zip(sums) {
                     *score = sum * scale;
@@ -73,7 +74,8 @@ unsafe fn softmax_kernel<S: Simd>(scores: &mut [f32], sink: f32) -> f32 {
             }
         }
         let mut sums = [0.0f32; 4];
-        S::fold4(lanes.as_ptr(), 0, sums.as_mut_ptr());
+        let last = S::load(lanes.as_ptr().add(LANES - S::WIDTH));
+        S::fold4(lanes.as_ptr(), 0, [last; TILE_ROWS], sums.as_mut_ptr());
         1.0 / (sums[0] + exp::<Portable>(sink - max))
     }
 }

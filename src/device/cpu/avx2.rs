@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::simd::{BlockSums, Simd, TILE_ROWS};
+use super::simd::{DotBlock, Simd, TILE_ROWS};
 
 /// Two of these registers hold the 16 virtual lanes.
 pub struct Avx2;
@@ -118,18 +118,18 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn dot_block(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut BlockSums) {
+    unsafe fn dot_block(block: DotBlock, sums: &mut [f32], sums_stride: usize) {
         // SAFETY: see above; passed on unchanged.
-        unsafe { block(n, w, x, x_stride, sums) }
+        unsafe { dot_block(block, sums, sums_stride) }
     }
     #[inline(always)]
-    unsafe fn fold4(lanes: *const f32, stride: usize, to: *mut f32) {
-        // SAFETY: see above; sixteen floats are read at each of four rows, four are written.
+    unsafe fn fold4(lanes: *const f32, stride: usize, last: [__m256; TILE_ROWS], to: *mut f32) {
+        // SAFETY: see above; eight floats are read at each of four rows, four are written.
         unsafe {
-            let a = fold_to_4(lanes);
-            let b = fold_to_4(lanes.add(stride));
-            let c = fold_to_4(lanes.add(2 * stride));
-            let d = fold_to_4(lanes.add(3 * stride));
+            let a = fold_to_4(_mm256_add_ps(_mm256_loadu_ps(lanes), last[0]));
+            let b = fold_to_4(_mm256_add_ps(_mm256_loadu_ps(lanes.add(stride)), last[1]));
+            let c = fold_to_4(_mm256_add_ps(_mm256_loadu_ps(lanes.add(2 * stride)), last[2]));
+            let d = fold_to_4(_mm256_add_ps(_mm256_loadu_ps(lanes.add(3 * stride)), last[3]));
             _mm_storeu_ps(to, fold_last(a, b, c, d));
         }
     }
@@ -138,9 +138,9 @@ impl Simd for Avx2 {
 /// One function for all uses of the dot kernel.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline(never)]
-unsafe fn block(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut BlockSums) {
+unsafe fn dot_block(block: DotBlock, sums: &mut [f32], sums_stride: usize) {
     // SAFETY: passed on unchanged.
-    unsafe { super::linear::dot_block::<Avx2>(n, w, x, x_stride, sums) }
+    unsafe { super::linear::dot_block::<Avx2>(block, sums, sums_stride) }
 }
 
 /// The half-float high bytes of the sixteen nibbles in the low eight bytes, low nibble first.
@@ -157,14 +157,14 @@ pub(super) unsafe fn e2m1_half_bytes(bytes: __m128i) -> __m128i {
     }
 }
 
-/// Lanes 8..15 to 0..7, then 4..7 to 0..3.
+/// Lanes 4..7 to 0..3.
+///
+/// # Safety
+/// AVX must be present.
 #[inline(always)]
-unsafe fn fold_to_4(lanes: *const f32) -> __m128 {
-    // SAFETY: the caller promises AVX2 and sixteen readable floats.
-    unsafe {
-        let eight = _mm256_add_ps(_mm256_loadu_ps(lanes), _mm256_loadu_ps(lanes.add(8)));
-        _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight))
-    }
+pub(super) unsafe fn fold_to_4(eight: __m256) -> __m128 {
+    // SAFETY: the caller's promise.
+    unsafe { _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight)) }
 }
 
 /// Lanes 2..3 to 0..1, then 1 to 0, of four rows at once.

@@ -2,8 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::avx2::{e2m1_half_bytes, fold_last};
-use super::simd::{BlockSums, Simd, TILE_ROWS};
+use super::avx2::{e2m1_half_bytes, fold_last, fold_to_4};
+use super::simd::{DotBlock, Simd, TILE_ROWS};
 
 /// One of these registers holds the 16 virtual lanes.
 pub struct Avx512;
@@ -112,18 +112,16 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn dot_block(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut BlockSums) {
+    unsafe fn dot_block(block: DotBlock, sums: &mut [f32], sums_stride: usize) {
         // SAFETY: see above; passed on unchanged.
-        unsafe { block(n, w, x, x_stride, sums) }
+        unsafe { dot_block(block, sums, sums_stride) }
     }
     #[inline(always)]
-    unsafe fn fold4(lanes: *const f32, stride: usize, to: *mut f32) {
-        // SAFETY: see above; sixteen floats are read at each of four rows, four are written.
+    unsafe fn fold4(_lanes: *const f32, _stride: usize, last: [__m512; TILE_ROWS], to: *mut f32) {
+        // SAFETY: see above; four floats are written.
         unsafe {
-            let a = fold_to_4(lanes);
-            let b = fold_to_4(lanes.add(stride));
-            let c = fold_to_4(lanes.add(2 * stride));
-            let d = fold_to_4(lanes.add(3 * stride));
+            let (a, b) = (fold_to_4(fold_to_8(last[0])), fold_to_4(fold_to_8(last[1])));
+            let (c, d) = (fold_to_4(fold_to_8(last[2])), fold_to_4(fold_to_8(last[3])));
             _mm_storeu_ps(to, fold_last(a, b, c, d));
         }
     }
@@ -132,9 +130,9 @@ impl Simd for Avx512 {
 /// One function for all uses of the dot kernel.
 #[target_feature(enable = "avx512f,avx2,fma,f16c")]
 #[inline(never)]
-unsafe fn block(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut BlockSums) {
+unsafe fn dot_block(block: DotBlock, sums: &mut [f32], sums_stride: usize) {
     // SAFETY: passed on unchanged.
-    unsafe { super::linear::dot_block::<Avx512>(n, w, x, x_stride, sums) }
+    unsafe { super::linear::dot_block::<Avx512>(block, sums, sums_stride) }
 }
 
 /// Sixteen half floats given by their high bytes.
@@ -144,12 +142,12 @@ unsafe fn half_bytes_to_f32(high: __m128i) -> __m512 {
     unsafe { _mm512_cvtph_ps(_mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(high))) }
 }
 
-/// Lanes 8..15 to 0..7, then 4..7 to 0..3.
+/// Lanes 8..15 to 0..7.
 #[inline(always)]
-unsafe fn fold_to_4(lanes: *const f32) -> __m128 {
-    // SAFETY: the caller promises AVX and sixteen readable floats.
+unsafe fn fold_to_8(sixteen: __m512) -> __m256 {
+    // SAFETY: the caller promises AVX-512 F.
     unsafe {
-        let eight = _mm256_add_ps(_mm256_loadu_ps(lanes), _mm256_loadu_ps(lanes.add(8)));
-        _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight))
+        let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(sixteen)));
+        _mm256_add_ps(_mm512_castps512_ps256(sixteen), high)
     }
 }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::linear::four_rows;
-use super::simd::{BLOCK_TOKENS, LANES, Simd, TILE_ROWS};
+use super::simd::{BLOCK_TOKENS, DotBlock, LANES, Simd, TILE_ROWS};
 use super::{Cpu, Shared};
 
 /// Keys decoded at a time; they stay in the first-level cache.
@@ -80,11 +80,13 @@ unsafe fn score_row_kernel<S: Simd>(row: &Row, scores: &mut [f32]) {
         let w = four_rows(keys, d);
         let mut totals = [0.0f32; TILE_ROWS];
         for head in (0..n_heads).step_by(BLOCK_TOKENS) {
-            let n = (n_heads - head).min(BLOCK_TOKENS);
-            let mut sums = [[0.0; TILE_ROWS]; BLOCK_TOKENS];
-            // SAFETY: iq holds n heads of d elements from `head`, every key d; the caller vouches for the instruction set.
-            unsafe { S::dot_block(n, w, &row.iq[head * d..(head + n) * d], d, &mut sums) };
-            for (weight, sums) in row.weights[head..head + n].iter().zip(&sums) {
+            let n_tokens = (n_heads - head).min(BLOCK_TOKENS);
+            let mut sums = [0.0; BLOCK_TOKENS * TILE_ROWS];
+            let block = DotBlock { w, x: &row.iq[head * d..(head + n_tokens) * d], x_stride: d, n_tokens };
+            // SAFETY: iq holds n_tokens heads of d elements from `head`, every key d; the caller vouches for the instruction
+            // set.
+            unsafe { S::dot_block(block, &mut sums, TILE_ROWS) };
+            for (weight, sums) in row.weights[head..head + n_tokens].iter().zip(sums.chunks_exact(TILE_ROWS)) {
                 for (total, dot) in totals.iter_mut().zip(sums) {
                     let positive = if *dot < 0.0 { 0.0 } else { *dot };
                     *total = weight.mul_add(positive, *total);

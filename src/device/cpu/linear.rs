@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::expand::expand_row_kernel;
 use super::row_dot::dot_4_rows;
-use super::simd::{BLOCK_TOKENS, BlockSums, LANES, Simd, TILE_ROWS};
+use super::simd::{BLOCK_TOKENS, DotBlock, LANES, Simd, TILE_ROWS};
 use super::{Cpu, Shared};
 use crate::tensor::matrix::{Matrix, MatrixData};
 
@@ -199,25 +199,33 @@ unsafe fn one_token<S: Simd>(tile: &Tile) -> bool {
 /// A panel of expanded rows times all tokens of the tile: a block of tokens goes through all rows before the next one.
 #[inline(always)]
 unsafe fn panel_times_tokens<S: Simd>(panel: &[f32], k_padded: usize, rows: Range<usize>, tile: &Tile) {
+    // The sums of a block go to y in runs of up to 64 bytes: rows of y often lie a multiple of 4 KiB apart, where a cache holds
+    // few lines, and writing four columns at a time would miss it every time.
+    let mut sums = [0.0; BLOCK_TOKENS * PANEL_ROWS];
     for token in tile.tokens.clone().step_by(BLOCK_TOKENS) {
-        let n = (tile.tokens.end - token).min(BLOCK_TOKENS);
-        let x = &tile.x[token * tile.x_stride..(token + n - 1) * tile.x_stride + k_padded];
-        for first in (0..rows.len()).step_by(TILE_ROWS) {
-            let n_rows = (rows.len() - first).min(TILE_ROWS);
-            let w = four_rows(&panel[first * k_padded..(first + n_rows) * k_padded], k_padded);
-            let mut sums = [[0.0; TILE_ROWS]; BLOCK_TOKENS];
-            // SAFETY: every x row of the block has k_padded elements inside `x`; the caller vouches for the instruction set.
-            unsafe { S::dot_block(n, w, x, tile.x_stride, &mut sums) };
-            let column = rows.start + first - tile.first_row;
-            for (t, sums) in sums[..n].iter().enumerate() {
+        let n_tokens = (tile.tokens.end - token).min(BLOCK_TOKENS);
+        let x = &tile.x[token * tile.x_stride..(token + n_tokens - 1) * tile.x_stride + k_padded];
+        for panel_row in (0..rows.len()).step_by(PANEL_ROWS) {
+            let n_rows = (rows.len() - panel_row).min(PANEL_ROWS);
+            for first in (0..n_rows).step_by(TILE_ROWS) {
+                let end = (panel_row + first + TILE_ROWS).min(rows.len());
+                let w = four_rows(&panel[(panel_row + first) * k_padded..end * k_padded], k_padded);
+                // SAFETY: every x row of the block has k_padded elements inside `x`; the caller vouches for the instruction
+                // set.
+                unsafe {
+                    let block = DotBlock { w, x, x_stride: tile.x_stride, n_tokens };
+                    S::dot_block(block, &mut sums[first..], PANEL_ROWS);
+                }
+            }
+            let column = rows.start + panel_row - tile.first_row;
+            for (t, sums) in sums.chunks_exact(PANEL_ROWS).take(n_tokens).enumerate() {
                 let at = (token + t) * tile.y_stride + column;
                 // SAFETY: tiles write disjoint elements of y (parts of a problem are, and problems own their y).
                 let y = unsafe { tile.y.range(at..at + n_rows) };
-                // Copying a fixed number of floats is one instruction, not a call.
-                if let Ok(y) = <&mut [f32; TILE_ROWS]>::try_from(&mut *y) {
-                    *y = *sums;
-                } else {
-                    y.copy_from_slice(&sums[..n_rows]);
+                // A fixed length is copied by a few instructions, any other by a call.
+                match y.first_chunk_mut::<PANEL_ROWS>() {
+                    Some(y) => y.copy_from_slice(sums),
+                    None => y.copy_from_slice(&sums[..n_rows]),
                 }
             }
         }
@@ -232,37 +240,32 @@ pub(crate) fn four_rows(rows: &[f32], k: usize) -> [&[f32]; TILE_ROWS] {
     [row(0), row(1), row(2), row(3)]
 }
 
-/// Four weight rows times up to `BLOCK_TOKENS` tokens: `sums[t][r]`.
+/// Four weight rows times up to `BLOCK_TOKENS` tokens: the four sums of token t go to `sums[t * sums_stride ..]`.
 ///
 /// # Safety
-/// The instruction set of `S` must be present, `x` must hold n rows of `w[0].len()` elements at `x_stride`, and all w rows
+/// The instruction set of `S` must be present, `x` must hold n_tokens rows of `w[0].len()` elements at `x_stride`, and all w rows
 /// have one length, a multiple of 16.
 #[inline(always)]
-pub(crate) unsafe fn dot_block<S: Simd>(
-    n: usize,
-    w: [&[f32]; TILE_ROWS],
-    x: &[f32],
-    x_stride: usize,
-    sums: &mut BlockSums,
-) {
+pub(crate) unsafe fn dot_block<S: Simd>(block: DotBlock, sums: &mut [f32], sums_stride: usize) {
     let mut token = 0;
-    while token < n.min(BLOCK_TOKENS) {
-        let left = n - token;
+    while token < block.n_tokens {
+        let left = block.n_tokens - token;
         // Tiles of a block are about equal: a small one leaves units idle.
         let n_tile = left.div_ceil(left.div_ceil(S::TILE_TOKENS));
-        let (x, sums) = (&x[token * x_stride..], &mut sums[token..token + n_tile]);
-        // SAFETY: passed on; the tile's tokens are some of the block's. The comparisons are of constants: a level has only the
-        // sizes that fit its registers.
+        let tile = DotBlock { x: &block.x[token * block.x_stride..], n_tokens: n_tile, ..block };
+        let sums = &mut sums[token * sums_stride..][..(n_tile - 1) * sums_stride + TILE_ROWS];
+        // SAFETY: passed on; the tile's tokens are some of the block's, and `sums` was cut to its size. The comparisons are of
+        // constants: a level has only the sizes that fit its registers.
         unsafe {
             match n_tile {
-                1 => dot_tile::<S, 1>(w, x, x_stride, sums),
-                2 => dot_tile::<S, 2>(w, x, x_stride, sums),
-                _ if S::TILE_TOKENS == 2 => dot_tile::<S, 2>(w, x, x_stride, sums),
-                3 => dot_tile::<S, 3>(w, x, x_stride, sums),
-                _ if S::TILE_TOKENS == 3 => dot_tile::<S, 3>(w, x, x_stride, sums),
-                4 => dot_tile::<S, 4>(w, x, x_stride, sums),
-                5 => dot_tile::<S, 5>(w, x, x_stride, sums),
-                _ => dot_tile::<S, 6>(w, x, x_stride, sums),
+                1 => dot_tile::<S, 1>(tile, sums, sums_stride),
+                2 => dot_tile::<S, 2>(tile, sums, sums_stride),
+                _ if S::TILE_TOKENS == 2 => dot_tile::<S, 2>(tile, sums, sums_stride),
+                3 => dot_tile::<S, 3>(tile, sums, sums_stride),
+                _ if S::TILE_TOKENS == 3 => dot_tile::<S, 3>(tile, sums, sums_stride),
+                4 => dot_tile::<S, 4>(tile, sums, sums_stride),
+                5 => dot_tile::<S, 5>(tile, sums, sums_stride),
+                _ => dot_tile::<S, 6>(tile, sums, sums_stride),
             }
         }
         token += n_tile;
@@ -272,14 +275,10 @@ pub(crate) unsafe fn dot_block<S: Simd>(
 /// The innermost loop: 4 x T accumulators of one register each, one pass over K for each part of the 16 lanes.
 ///
 /// # Safety
-/// As for [`dot_block`].
+/// As for [`dot_block`]; `sums` holds T rows of four at `sums_stride`.
 #[inline(always)]
-unsafe fn dot_tile<S: Simd, const T: usize>(
-    w: [&[f32]; TILE_ROWS],
-    x: &[f32],
-    x_stride: usize,
-    sums: &mut [[f32; TILE_ROWS]],
-) {
+unsafe fn dot_tile<S: Simd, const T: usize>(tile: DotBlock, sums: &mut [f32], sums_stride: usize) {
+    let DotBlock { w, x, x_stride, .. } = tile;
     let k = w[0].len();
     let w = [w[0].as_ptr(), w[1].as_ptr(), w[2].as_ptr(), w[3].as_ptr()];
     let mut x = [x.as_ptr(); T];
@@ -287,36 +286,53 @@ unsafe fn dot_tile<S: Simd, const T: usize>(
         x[t] = x[t - 1].wrapping_add(x_stride);
     }
     let mut lanes = [[[MaybeUninit::<f32>::uninit(); LANES]; TILE_ROWS]; T];
-    // SAFETY: offsets stay below k in every row by the caller's promise; k and the part are multiples of WIDTH; every lane is
-    // written before the fold reads it.
+    let last = LANES - S::WIDTH;
+    // SAFETY: passed on; `lanes` has room for every part but the last, which stays in registers, and `sums` for T rows.
     unsafe {
-        for part in (0..LANES).step_by(S::WIDTH) {
-            let mut acc = [[S::splat(0.0); TILE_ROWS]; T];
-            for i in (part..k).step_by(LANES) {
-                // T registers of x and one of w: with 12 accumulators that is all 16 of AVX2.
-                let mut x_i = [S::splat(0.0); T];
-                for t in 0..T {
-                    x_i[t] = S::load(x[t].add(i));
-                }
-                for r in 0..TILE_ROWS {
-                    let w_i = S::load(w[r].add(i));
-                    for t in 0..T {
-                        acc[t][r] = S::fma(w_i, x_i[t], acc[t][r]);
-                    }
-                }
-            }
+        for part in (0..last).step_by(S::WIDTH) {
+            let acc = dot_part::<S, T>(w, x, part, k);
             for t in 0..T {
                 for r in 0..TILE_ROWS {
                     S::store(lanes[t][r].as_mut_ptr().cast::<f32>().add(part), acc[t][r]);
                 }
             }
             // Sends the sums of this part to memory: kept in registers they push out accumulators of the next part.
-            if part + S::WIDTH < LANES {
-                std::hint::black_box(&mut lanes);
+            std::hint::black_box(&mut lanes);
+        }
+        let acc = dot_part::<S, T>(w, x, last, k);
+        for t in 0..T {
+            S::fold4(lanes[t].as_ptr().cast(), LANES, acc[t], sums.as_mut_ptr().add(t * sums_stride));
+        }
+    }
+}
+
+/// The sums of `WIDTH` of the 16 lanes, from lane `part`: `[token][row]`.
+///
+/// # Safety
+/// The instruction set of `S` must be present and every row must have k floats, a multiple of 16.
+#[inline(always)]
+unsafe fn dot_part<S: Simd, const T: usize>(
+    w: [*const f32; TILE_ROWS],
+    x: [*const f32; T],
+    part: usize,
+    k: usize,
+) -> [[S::V; TILE_ROWS]; T] {
+    // SAFETY: offsets stay below k; k and the part are multiples of WIDTH.
+    unsafe {
+        let mut acc = [[S::splat(0.0); TILE_ROWS]; T];
+        for i in (part..k).step_by(LANES) {
+            // T registers of x and one of w: with 12 accumulators that is all 16 of AVX2.
+            let mut x_i = [S::splat(0.0); T];
+            for t in 0..T {
+                x_i[t] = S::load(x[t].add(i));
+            }
+            for r in 0..TILE_ROWS {
+                let w_i = S::load(w[r].add(i));
+                for t in 0..T {
+                    acc[t][r] = S::fma(w_i, x_i[t], acc[t][r]);
+                }
             }
         }
-        for t in 0..T {
-            S::fold4(lanes[t].as_ptr().cast(), LANES, sums[t].as_mut_ptr());
-        }
+        acc
     }
 }

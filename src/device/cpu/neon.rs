@@ -2,7 +2,7 @@
 
 use std::arch::aarch64::*;
 
-use super::simd::{BlockSums, Simd, TILE_ROWS};
+use super::simd::{DotBlock, Simd, TILE_ROWS};
 
 /// Four of these registers hold the 16 virtual lanes.
 pub struct Neon;
@@ -106,18 +106,18 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
-    unsafe fn dot_block(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut BlockSums) {
+    unsafe fn dot_block(block: DotBlock, sums: &mut [f32], sums_stride: usize) {
         // SAFETY: see above; passed on unchanged.
-        unsafe { block(n, w, x, x_stride, sums) }
+        unsafe { dot_block(block, sums, sums_stride) }
     }
     #[inline(always)]
-    unsafe fn fold4(lanes: *const f32, stride: usize, to: *mut f32) {
-        for row in 0..4 {
-            // SAFETY: see above; sixteen floats are read at each of four rows, four are written.
+    unsafe fn fold4(lanes: *const f32, stride: usize, last: [float32x4_t; TILE_ROWS], to: *mut f32) {
+        for (row, last) in last.into_iter().enumerate() {
+            // SAFETY: see above; twelve floats are read at each of four rows, four are written.
             unsafe {
                 let at = lanes.add(row * stride);
                 let low = vaddq_f32(vld1q_f32(at), vld1q_f32(at.add(8)));
-                let high = vaddq_f32(vld1q_f32(at.add(4)), vld1q_f32(at.add(12)));
+                let high = vaddq_f32(vld1q_f32(at.add(4)), last);
                 let four = vaddq_f32(low, high);
                 let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
                 *to.add(row) = vget_lane_f32::<0>(vpadd_f32(two, two));
@@ -128,9 +128,9 @@ impl Simd for Neon {
 
 /// One function for all uses of the dot kernel.
 #[inline(never)]
-unsafe fn block(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut BlockSums) {
+unsafe fn dot_block(block: DotBlock, sums: &mut [f32], sums_stride: usize) {
     // SAFETY: passed on unchanged.
-    unsafe { super::linear::dot_block::<Neon>(n, w, x, x_stride, sums) }
+    unsafe { super::linear::dot_block::<Neon>(block, sums, sums_stride) }
 }
 
 /// Four bytes, each in 32 bits.

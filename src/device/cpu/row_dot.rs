@@ -95,7 +95,11 @@ unsafe fn dot_rows<S: Simd, R: StoredRows>(rows: &R, k: usize, x: &[f32], sums: 
         for first in (0..TILE_ROWS).step_by(PASS_ROWS) {
             dot_pass::<S, R>(rows, first, k, x, &mut lanes);
         }
-        S::fold4(lanes.as_ptr().cast(), LANES, sums.as_mut_ptr());
+        let mut last = [S::splat(0.0); TILE_ROWS];
+        for r in 0..TILE_ROWS {
+            last[r] = S::load(lanes[r].as_ptr().add(LANES - S::WIDTH));
+        }
+        S::fold4(lanes.as_ptr().cast(), LANES, last, sums.as_mut_ptr());
     }
 }
 

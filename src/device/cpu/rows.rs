@@ -1,7 +1,7 @@
 //! Row kernels: sums of squares, scaling, softmax pieces and the gated activation, each over contiguous f32 rows.
 
 use super::math::exp;
-use super::simd::{LANES, Simd};
+use super::simd::{LANES, Simd, TILE_ROWS};
 
 simd_fn! {
     /// Sum of x[i] * y[i] by the 16-lane contract; the shorter length counts.
@@ -40,7 +40,8 @@ unsafe fn dot_kernel<S: Simd>(x: &[f32], y: &[f32]) -> f32 {
             }
             S::store(lanes.as_mut_ptr().add(part), acc);
         }
-        S::fold4(lanes.as_ptr(), 0, sums.as_mut_ptr());
+        let last = S::load(lanes.as_ptr().add(LANES - S::WIDTH));
+        S::fold4(lanes.as_ptr(), 0, [last; TILE_ROWS], sums.as_mut_ptr());
     }
     sums[0]
 }

@@ -19,8 +19,18 @@ pub const TILE_ROWS: usize = 4;
 /// Tokens of one call of the dot kernel, cut into tiles: a multiple of every level's `TILE_TOKENS`.
 pub const BLOCK_TOKENS: usize = 12;
 
-/// Sums of one call of the dot kernel: `[token][row]`.
-pub type BlockSums = [[f32; TILE_ROWS]; BLOCK_TOKENS];
+/// What one call of the dot kernel multiplies: four weight rows times up to `BLOCK_TOKENS` rows of x.
+#[derive(Clone, Copy)]
+pub struct DotBlock<'a> {
+    /// Weight rows of one length, a multiple of 16.
+    pub w: [&'a [f32]; TILE_ROWS], // [4, K] f32
+    /// Rows of x, `x_stride` elements apart.
+    pub x: &'a [f32], // [T, x_stride] f32
+    /// Elements from one row of x to the next.
+    pub x_stride: usize,
+    /// T.
+    pub n_tokens: usize,
+}
 
 /// A register of `WIDTH` f32 lanes, of which `LANES / WIDTH` make up the 16 virtual lanes.
 ///
@@ -68,9 +78,10 @@ pub trait Simd {
     unsafe fn load_e2m1(from: *const u8) -> [Self::V; 2];
     /// [`super::linear::dot_block`] as a function of its own: inlined into a larger one, its accumulators do not all stay in
     /// registers (13 instead of 19 billion multiply-adds a second on one 2.5 GHz core with AVX2).
-    unsafe fn dot_block(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut BlockSums);
-    /// Folds four rows of 16 lanes, `lanes[r * stride ..]`, to four sums.
-    unsafe fn fold4(lanes: *const f32, stride: usize, to: *mut f32);
+    unsafe fn dot_block(block: DotBlock, sums: &mut [f32], sums_stride: usize);
+    /// Folds four rows of 16 lanes to four sums. The last register of row r is `last[r]`; the lanes before it are read from
+    /// `lanes + r * stride`.
+    unsafe fn fold4(lanes: *const f32, stride: usize, last: [Self::V; TILE_ROWS], to: *mut f32);
 }
 
 /// The form that needs no instruction set.
@@ -147,16 +158,17 @@ impl Simd for Portable {
         let byte = unsafe { *from };
         [crate::tensor::format::e2m1_to_f32(byte & 15), crate::tensor::format::e2m1_to_f32(byte >> 4)]
     }
-    unsafe fn dot_block(n: usize, w: [&[f32]; TILE_ROWS], x: &[f32], x_stride: usize, sums: &mut BlockSums) {
+    unsafe fn dot_block(block: DotBlock, sums: &mut [f32], sums_stride: usize) {
         // SAFETY: passed on unchanged.
-        unsafe { super::linear::dot_block::<Self>(n, w, x, x_stride, sums) }
+        unsafe { super::linear::dot_block::<Self>(block, sums, sums_stride) }
     }
     #[inline(always)]
-    unsafe fn fold4(lanes: *const f32, stride: usize, to: *mut f32) {
-        for row in 0..4 {
-            // SAFETY: the caller promises 16 readable floats at each of four rows, and four writable floats at `to`.
+    unsafe fn fold4(lanes: *const f32, stride: usize, last: [f32; TILE_ROWS], to: *mut f32) {
+        for (row, last) in last.into_iter().enumerate() {
+            let mut lane = [last; LANES];
+            // SAFETY: the caller promises 15 readable floats at each of four rows, and four writable floats at `to`.
             unsafe {
-                let mut lane: [f32; LANES] = lanes.add(row * stride).cast::<[f32; LANES]>().read_unaligned();
+                lane[..LANES - 1].copy_from_slice(std::slice::from_raw_parts(lanes.add(row * stride), LANES - 1));
                 for half in [8, 4, 2, 1] {
                     for l in 0..half {
                         lane[l] += lane[l + half];
