@@ -34,6 +34,11 @@ fn golden_official() {
     check_golden(Rounding::Official);
 }
 
+#[test]
+fn device_mode_is_near_golden_kvq() {
+    check_golden(Rounding::Device);
+}
+
 /// Residual, attention and experts of every layer: names the layer when a formula is wrong.
 #[test]
 fn every_layer_agrees_in_exact_mode() {

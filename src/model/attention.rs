@@ -3,7 +3,7 @@
 use crate::ids::LayerIdx;
 use crate::model::cache::{Cache, RingKind};
 use crate::model::compressor::{self, CompressorScratch};
-use crate::model::forward::{Step, fit};
+use crate::model::forward::{Asked, Step, fit, gather_rows};
 use crate::model::indexer::{self, IndexerScratch};
 use crate::model::pool::Pool;
 use crate::model::weights::AttentionWeights;
@@ -30,29 +30,56 @@ pub(super) struct AttentionScratch {
     pool: Pool,
 }
 
-/// Computes the layer's attention of every row and puts the rows into the caches.
+/// Puts the rows of the step into the caches and computes the layer's attention: of every row, or of those that `asked` names.
 pub(super) fn run(
     step: &Step<'_>,
+    asked: Option<&Asked<'_>>,
     layer: LayerIdx,
     w: &AttentionWeights,
     y: &[f32], // [T, D] f32
     cache: &mut Cache,
     s: &mut AttentionScratch,
-    out: &mut [f32], // [T, D] f32
+    out: &mut [f32], // [T, D] f32, or of the asked rows alone
 ) {
     let ratio = step.shape.compress_ratios[layer.index()];
     project(step, w, ratio, y, s);
-    finish_queries(step, w, ratio, s);
     finish_rows(step, w, ratio, s);
     if let Some(compressor) = &w.compressor {
         compressor::run(step, layer, RingKind::Raw, compressor, &mut s.compressor, cache);
     }
     if let Some(indexer) = &w.indexer {
+        indexer::add_keys(step, layer, indexer, &mut s.indexer, cache);
+    }
+    if let Some(Asked { step: asked, rows }) = asked {
+        // Few and late rows: what they see of earlier rows of their own chunk is in the rings by then.
+        keep_rows(step, layer, s, cache);
+        gather_rows(&mut s.qr, w.wq_a.n_rows, rows);
+        gather_rows(&mut s.kv, step.shape.head_dim, rows);
+        s.indexer.gather(step, rows);
+        query(asked, layer, w, cache, s, out);
+    } else {
+        query(step, layer, w, cache, s, out);
+        // The rings take the step's rows now that no query needs the rows they replace.
+        keep_rows(step, layer, s, cache);
+    }
+}
+
+/// Attention of all rows of a step.
+fn query(
+    step: &Step<'_>,
+    layer: LayerIdx,
+    w: &AttentionWeights,
+    cache: &Cache,
+    s: &mut AttentionScratch,
+    out: &mut [f32], // [T, D] f32
+) {
+    let ratio = step.shape.compress_ratios[layer.index()];
+    finish_queries(step, w, ratio, s);
+    if let Some(indexer) = &w.indexer {
         let qr = if step.rounding.rounds_activations() { &s.qr_input } else { &s.qr };
-        indexer::run(step, layer, indexer, qr, &mut s.indexer, cache);
+        indexer::choose(step, layer, indexer, qr, &mut s.indexer, cache);
     }
     attend(step, layer, w, cache, s);
-    keep_rows(step, layer, s, cache);
     project_out(step, w, ratio, s, out);
 }
 
@@ -86,6 +113,7 @@ fn finish_queries(step: &Step<'_>, w: &AttentionWeights, ratio: usize, s: &mut A
     rms_norm(step.cpu, RmsNormParams { x: q, n_cols: head_dim, weight: None, eps });
     let (rotations, n_heads) = (step.rotations(ratio), step.shape.num_attention_heads);
     step.cpu.par_chunks(q, head_dim, ROPE_TILE, |i, head| rotations[i / n_heads].forward(head));
+    step.round_if_device(q, head_dim);
 }
 
 /// Rows of the window: norm, rotation, and the rounding of the cache.
@@ -101,6 +129,7 @@ fn finish_rows(step: &Step<'_>, w: &AttentionWeights, ratio: usize, s: &mut Atte
             round_cache_row(row);
         }
     });
+    step.round_if_device(kv, head_dim);
 }
 
 /// Softmax attention of every query over its window rows (ascending), then its compressed rows (ascending), and the sink.
@@ -120,6 +149,7 @@ fn attend(step: &Step<'_>, layer: LayerIdx, w: &AttentionWeights, cache: &Cache,
         scale: 1.0 / (head_dim as f32).sqrt(),
         rows,
         max_rows: shape.sliding_window + pool.max_rows(),
+        is_device: step.rounding.is_device(),
         out,
     };
     attention_batch(step.cpu, params);
@@ -143,7 +173,7 @@ fn push_window<'a>(
     list.extend(kv[first_own * head_dim..(t + 1) * head_dim].chunks_exact(head_dim));
 }
 
-/// The rings take the step's rows, now that no query needs the rows they replace.
+/// The slots' rings take the step's rows.
 fn keep_rows(step: &Step<'_>, layer: LayerIdx, s: &AttentionScratch, cache: &mut Cache) {
     let head_dim = step.shape.head_dim;
     for run in &step.runs {
@@ -161,6 +191,7 @@ fn project_out(step: &Step<'_>, w: &AttentionWeights, ratio: usize, s: &mut Atte
     let heads = &mut s.heads[..n_rows * n_heads * head_dim];
     let rotations = step.rotations(ratio);
     step.cpu.par_chunks(heads, head_dim, ROPE_TILE, |i, head| rotations[i / n_heads].inverse(head));
+    step.round_if_device(heads, head_dim);
     let n_groups_cols = w.wo_a.n_rows;
     let groups = fit(&mut s.groups, n_rows * n_groups_cols);
     let params = LinearParams {

@@ -9,7 +9,7 @@ use crate::ops::hadamard::hadamard;
 use crate::ops::linear::LinearParams;
 use crate::ops::rms_norm::{RmsNormParams, rms_norm};
 use crate::ops::round_fp4::round_fp4;
-use crate::ops::round_fp8::round_cache_row;
+use crate::ops::round_fp8::{round_cache_row, round_to_bf16};
 
 /// Rows that a thread finishes at a time.
 const ROW_TILE: usize = 8;
@@ -140,6 +140,9 @@ fn finish(step: &Step<'_>, kind: RingKind, row: &mut [f32]) {
         }
     } else if is_rounded {
         round_cache_row(row);
+        if step.rounding.is_device() {
+            round_to_bf16(row);
+        }
     }
 }
 

@@ -3,13 +3,14 @@
 //! The logits of a row are a pure function of the tokens up to it. Nothing depends on how a sequence was cut into chunks, on the
 //! other rows of the batch, or on threads: every operation computes a row from that row's inputs alone, in a fixed order.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::device::cpu::Cpu;
 use crate::ids::{BlockId, LayerIdx, SlotIdx, TokenId};
 use crate::model::attention::{self, AttentionScratch};
 use crate::model::batch::Batch;
-use crate::model::cache::{Cache, RowFormat};
+use crate::model::cache::{Cache, RING_SLACK, RowFormat};
 use crate::model::hyper::{self, HyperScratch};
 use crate::model::moe::{self, MoeScratch};
 use crate::model::shape::{HC_MULT, ModelShape, ROPE_HEAD_DIM};
@@ -18,7 +19,7 @@ use crate::ops::embed::embed;
 use crate::ops::linear::{LinearParams, linear};
 use crate::ops::rms_norm::{RmsNormParams, rms_norm};
 use crate::ops::rope::{RopeParams, RopeTable, Rotation, YarnParams};
-use crate::ops::round_fp8::round_activations;
+use crate::ops::round_fp8::{round_activations, round_to_bf16};
 
 /// Which roundings the arithmetic contains beyond the weights' own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,9 @@ pub enum Rounding {
     Kvq,
     /// The caches as in `Kvq`, and the inputs of FP8 and MXFP4 products to FP8, as the published reference implementation does.
     Official,
+    /// The caches as in `Kvq` with rotary dims in BF16, and the inputs of all products but the hyper-connections' to BF16, as the
+    /// kernels of GPUs do: for comparing with them closely.
+    Device,
 }
 
 /// A place in the forward pass whose values can be looked at.
@@ -81,10 +85,10 @@ pub(super) struct Step<'a> {
     pub shape: &'a ModelShape,
     pub rounding: Rounding,
     pub runs: Vec<StepRun<'a>>,
-    pub token_ids: &'a [TokenId], // [T]
+    pub token_ids: Cow<'a, [TokenId]>, // [T]
     /// Positions and rotations of all rows.
     pub positions: Vec<usize>, // [T]
-    run_of: Vec<usize>,           // [T]
+    run_of: Vec<usize>,                // [T]
     rotations_window_only: Vec<Rotation>, // [T]
     rotations_compressed: Vec<Rotation>, // [T]
     ropes: &'a Ropes,
@@ -100,13 +104,20 @@ pub(super) struct StepRun<'a> {
     pub blocks: &'a [BlockId],
 }
 
+/// The rows of a step that want logits, as a step of their own: all that the last layer's queries and experts are computed for.
+pub(super) struct Asked<'a> {
+    pub step: Step<'a>,
+    /// The row of the whole step that each one is, ascending.
+    pub rows: Vec<usize>,
+}
+
 impl Rounding {
     /// How the caches store rows.
     #[must_use]
     pub const fn row_format(self) -> RowFormat {
         match self {
             Self::Exact => RowFormat::Exact,
-            Self::Kvq | Self::Official => RowFormat::Kvq,
+            Self::Kvq | Self::Official | Self::Device => RowFormat::Kvq,
         }
     }
 
@@ -119,7 +130,13 @@ impl Rounding {
     /// Whether the inputs of FP8 and MXFP4 products are rounded.
     #[must_use]
     pub const fn rounds_activations(self) -> bool {
-        matches!(self, Self::Official)
+        matches!(self, Self::Official | Self::Device)
+    }
+
+    /// Whether what goes into products is BF16, as in the kernels of GPUs.
+    #[must_use]
+    pub const fn is_device(self) -> bool {
+        matches!(self, Self::Device)
     }
 }
 
@@ -142,9 +159,11 @@ impl Forward {
     pub fn run_traced(&mut self, batch: &Batch, token_ids: &[TokenId], cache: &mut Cache, trace: Option<Trace<'_>>) {
         let Self { weights, shape, rounding, cpu, ropes, scratch, logits, first_logit_row } = self;
         let step = Step::new(cpu, shape, *rounding, batch, token_ids, ropes);
+        // Who looks inside sees every row of every layer.
+        let asked = if trace.is_none() { Asked::new(&step, batch) } else { None };
         cpu.install(|| {
-            trunk(&step, weights, cache, scratch, trace);
-            head(&step, batch, weights, scratch, logits, first_logit_row);
+            trunk(&step, asked.as_ref(), weights, cache, scratch, trace);
+            head(&step, asked.as_ref(), batch, weights, scratch, logits, first_logit_row);
         });
     }
 
@@ -197,12 +216,28 @@ impl<'a> Step<'a> {
             shape,
             rounding,
             runs,
-            token_ids,
+            token_ids: Cow::Borrowed(token_ids),
             positions,
             run_of,
             rotations_window_only,
             rotations_compressed,
             ropes,
+        }
+    }
+
+    /// Some rows alone.
+    fn with_rows(&self, rows: &[usize], runs: Vec<StepRun<'a>>, run_of: Vec<usize>) -> Self {
+        fn pick<T: Clone>(values: &[T], rows: &[usize]) -> Vec<T> {
+            rows.iter().map(|&row| values[row].clone()).collect()
+        }
+        Self {
+            runs,
+            token_ids: Cow::Owned(pick(&self.token_ids, rows)),
+            positions: pick(&self.positions, rows),
+            run_of,
+            rotations_window_only: pick(&self.rotations_window_only, rows),
+            rotations_compressed: pick(&self.rotations_compressed, rows),
+            ..*self
         }
     }
 
@@ -233,8 +268,47 @@ impl<'a> Step<'a> {
         }
         let rounded = fit(rounded, x.len());
         rounded.copy_from_slice(x);
-        self.cpu.par_chunks(rounded, n_cols, 8, |_, row| round_activations(row, n_cols));
+        let is_device = self.rounding.is_device();
+        self.cpu.par_chunks(rounded, n_cols, 8, |_, row| {
+            if is_device { round_to_bf16(row) } else { round_activations(row, n_cols) }
+        });
         rounded
+    }
+
+    /// Rounds values that only go into products, where the mode is that of GPUs.
+    pub fn round_if_device(&self, x: &mut [f32], n_cols: usize) {
+        if self.rounding.is_device() {
+            self.cpu.par_chunks(x, n_cols, 8, |_, row| round_to_bf16(row));
+        }
+    }
+}
+
+impl<'a> Asked<'a> {
+    /// None when every row is asked for, or a row so far before the end of its run that the rings, once the run is in them, have
+    /// lost a part of its window.
+    fn new(step: &Step<'a>, batch: &Batch) -> Option<Self> {
+        let are_late =
+            batch.runs.iter().all(|run| run.logit_rows.is_empty() || run.n_rows - run.logit_rows.start <= RING_SLACK);
+        let n_rows: usize = batch.runs.iter().map(|run| run.logit_rows.len()).sum();
+        (are_late && n_rows < step.n_rows()).then(|| {
+            let mut rows = Vec::with_capacity(n_rows);
+            let mut runs = Vec::new();
+            let mut run_of = Vec::with_capacity(n_rows);
+            for (run, whole) in batch.runs.iter().zip(&step.runs).filter(|(run, _)| !run.logit_rows.is_empty()) {
+                let (start, n) = (run.logit_rows.start, run.logit_rows.len());
+                run_of.resize(rows.len() + n, runs.len());
+                runs.push(StepRun { first_pos: whole.first_pos + start, first_row: rows.len(), n_rows: n, ..*whole });
+                rows.extend(whole.first_row + start..whole.first_row + start + n);
+            }
+            Self { step: step.with_rows(&rows, runs, run_of), rows }
+        })
+    }
+}
+
+/// Moves the given rows of `width` elements, which ascend, to the front.
+pub(super) fn gather_rows<T: Copy>(values: &mut [T], width: usize, rows: &[usize]) {
+    for (to, &from) in rows.iter().enumerate().filter(|(to, from)| to != *from) {
+        values.copy_within(from * width..(from + 1) * width, to * width);
     }
 }
 
@@ -246,7 +320,15 @@ pub(super) fn fit<T: Copy + Default>(buffer: &mut Vec<T>, n: usize) -> &mut [T] 
     &mut buffer[..n]
 }
 
-fn trunk(step: &Step<'_>, weights: &Weights, cache: &mut Cache, scratch: &mut Scratch, mut trace: Option<Trace<'_>>) {
+/// All layers. The residual of every row is left in `scratch`, or that of the asked rows alone.
+fn trunk(
+    step: &Step<'_>,
+    asked: Option<&Asked<'_>>,
+    weights: &Weights,
+    cache: &mut Cache,
+    scratch: &mut Scratch,
+    mut trace: Option<Trace<'_>>,
+) {
     let (n_rows, n_cols) = (step.n_rows(), step.shape.hidden_size);
     let Scratch { residual, normed, output, hyper, attention, moe } = scratch;
     let residual = fit(residual, n_rows * HC_MULT * n_cols);
@@ -256,11 +338,20 @@ fn trunk(step: &Step<'_>, weights: &Weights, cache: &mut Cache, scratch: &mut Sc
             trace(point, values);
         }
     };
-    embed(step.cpu, &weights.embed, step.token_ids, normed);
+    embed(step.cpu, &weights.embed, &step.token_ids, normed);
     hyper::expand(normed, n_cols, residual);
     for (layer, w) in (0..).map(LayerIdx).zip(&weights.layers) {
+        let asked = if layer.index() + 1 == weights.layers.len() { asked } else { None };
         hyper::enter(step, &w.hc_attn, &w.attn_norm, residual, hyper, normed);
-        attention::run(step, layer, &w.attn, normed, cache, attention, output);
+        attention::run(step, asked, layer, &w.attn, normed, cache, attention, output);
+        let step = asked.map_or(step, |asked| {
+            gather_rows(residual, HC_MULT * n_cols, &asked.rows);
+            hyper.gather(&asked.rows);
+            &asked.step
+        });
+        let n_rows = step.n_rows();
+        let (residual, normed) = (&mut residual[..n_rows * HC_MULT * n_cols], &mut normed[..n_rows * n_cols]);
+        let output = &mut output[..n_rows * n_cols];
         look(TracePoint::Attention(layer), output);
         hyper::leave(step, output, hyper, residual);
         hyper::enter(step, &w.hc_ffn, &w.ffn_norm, residual, hyper, normed);
@@ -274,6 +365,7 @@ fn trunk(step: &Step<'_>, weights: &Weights, cache: &mut Cache, scratch: &mut Sc
 /// Logits of the wanted rows.
 fn head(
     step: &Step<'_>,
+    asked: Option<&Asked<'_>>,
     batch: &Batch,
     weights: &Weights,
     scratch: &mut Scratch,
@@ -282,19 +374,20 @@ fn head(
 ) {
     let (n_cols, n_copies) = (step.shape.hidden_size, HC_MULT * step.shape.hidden_size);
     first_logit_row.clear();
-    let mut n_wanted = 0usize;
-    // Wanted rows move to the front of the residual, which is not needed any more.
+    let (mut n_wanted, mut rows) = (0usize, Vec::new());
+    // Wanted rows move to the front of the residual, which is not needed any more; asked ones are there.
     for (run, step_run) in batch.runs.iter().zip(&step.runs) {
         first_logit_row.push(n_wanted.wrapping_sub(run.logit_rows.start));
-        for row in run.logit_rows.clone() {
-            let from = (step_run.first_row + row) * n_copies;
-            scratch.residual.copy_within(from..from + n_copies, n_wanted * n_copies);
-            n_wanted += 1;
-        }
+        n_wanted += run.logit_rows.len();
+        rows.extend(run.logit_rows.clone().map(|row| step_run.first_row + row));
+    }
+    if asked.is_none() {
+        gather_rows(&mut scratch.residual, n_copies, &rows);
     }
     let row = &mut scratch.normed[..n_wanted * n_cols];
     hyper::finish(step, &weights.hc_head, &scratch.residual[..n_wanted * n_copies], &mut scratch.hyper, row);
     rms_norm(step.cpu, RmsNormParams { x: row, n_cols, weight: Some(&weights.norm), eps: step.shape.rms_norm_eps });
+    step.round_if_device(row, n_cols);
     let logits = fit(logits, n_wanted * step.shape.vocab_size);
     linear(step.cpu, LinearParams::dense(row, &weights.head, n_wanted, logits));
 }

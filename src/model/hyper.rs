@@ -1,6 +1,6 @@
 //! Hyper-connections around a sublayer: into one normed row, out again into all copies of the residual.
 
-use crate::model::forward::{Step, fit};
+use crate::model::forward::{Step, fit, gather_rows};
 use crate::model::weights::HyperWeights;
 use crate::ops::hyper_head::{self, HyperHeadParams};
 use crate::ops::hyper_mix::{self, HC, HyperMixParams, MIXES};
@@ -12,6 +12,13 @@ use crate::ops::rms_norm::{RmsNormParams, rms_norm};
 #[derive(Debug, Default)]
 pub(super) struct HyperScratch {
     weights: Vec<f32>, // [T, MIXES] f32
+}
+
+impl HyperScratch {
+    /// Rows that go on alone move to the front.
+    pub fn gather(&mut self, rows: &[usize]) {
+        gather_rows(&mut self.weights, MIXES, rows);
+    }
 }
 
 /// Every copy of the residual starts as the embedding.
@@ -43,8 +50,10 @@ pub(super) fn enter(
         n_iters: shape.hc_sinkhorn_iters,
     };
     hyper_mix::run(step.cpu, &params, mixes, normed);
-    let params = RmsNormParams { x: normed, n_cols: shape.hidden_size, weight: Some(norm), eps: shape.rms_norm_eps };
+    let params =
+        RmsNormParams { x: &mut *normed, n_cols: shape.hidden_size, weight: Some(norm), eps: shape.rms_norm_eps };
     rms_norm(step.cpu, params);
+    step.round_if_device(normed, shape.hidden_size);
 }
 
 /// The new residual from the sublayer's output and the old one.
@@ -74,5 +83,5 @@ pub(super) fn finish(
         norm_eps: step.shape.rms_norm_eps,
         hc_eps: step.shape.hc_eps,
     };
-    hyper_head::run(&params, row);
+    hyper_head::run(step.cpu.level(), &params, row);
 }

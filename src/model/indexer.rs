@@ -3,7 +3,7 @@
 use crate::ids::{BlockId, LayerIdx};
 use crate::model::cache::{Cache, RingKind, RowFormat, is_overlapping};
 use crate::model::compressor::{self, CompressorScratch};
-use crate::model::forward::{Step, StepRun, fit};
+use crate::model::forward::{Step, StepRun, fit, gather_rows};
 use crate::model::pool::{Visible, visible_groups};
 use crate::model::weights::IndexerWeights;
 use crate::ops::hadamard::hadamard;
@@ -40,6 +40,11 @@ struct GatheredKeys {
 }
 
 impl IndexerScratch {
+    /// Rows that go on alone move to the front.
+    pub fn gather(&mut self, step: &Step<'_>, rows: &[usize]) {
+        gather_rows(&mut self.head_weights, step.shape.index_n_heads, rows);
+    }
+
     /// What query t of a layer attends to; choices are those of the layer that ran last.
     pub fn visible(&self, step: &Step<'_>, layer: LayerIdx, t: usize) -> Visible<'_> {
         let (n_groups, top_k) = (visible_groups(step, layer, t), step.shape.index_topk);
@@ -63,26 +68,36 @@ pub(super) fn projections<'a>(
     compressor::projections(step, &w.compressor, y, &mut s.compressor).into_iter().chain([own])
 }
 
-/// Stores the keys of completed groups, and chooses for every query that has more complete groups than it may attend to.
-pub(super) fn run(
+/// Stores the keys of completed groups.
+pub(super) fn add_keys(
     step: &Step<'_>,
     layer: LayerIdx,
     w: &IndexerWeights,
-    qr: &[f32], // [T, QR] f32, as the product takes it
     s: &mut IndexerScratch,
     cache: &mut Cache,
 ) {
     let ratio = step.shape.compress_ratios[layer.index()];
     compressor::add_position_term(step, &w.compressor, ratio, &mut s.compressor);
     compressor::run(step, layer, RingKind::RawIndex, &w.compressor, &mut s.compressor, cache);
+}
+
+/// Chooses for every query that has more complete groups than it may attend to.
+pub(super) fn choose(
+    step: &Step<'_>,
+    layer: LayerIdx,
+    w: &IndexerWeights,
+    qr: &[f32], // [T, QR] f32, as the product takes it
+    s: &mut IndexerScratch,
+    cache: &Cache,
+) {
     if !(0..step.n_rows()).any(|t| is_choosing(step, layer, t)) {
         return;
     }
-    make_queries(step, w, ratio, qr, s);
+    make_queries(step, w, step.shape.compress_ratios[layer.index()], qr, s);
     scale_head_weights(step, s);
     let _ = fit(&mut s.chosen, step.n_rows() * step.shape.index_topk);
     for run in &step.runs {
-        choose(step, layer, run, s, cache);
+        choose_of_run(step, layer, run, s, cache);
     }
 }
 
@@ -113,7 +128,7 @@ fn scale_head_weights(step: &Step<'_>, s: &mut IndexerScratch) {
 }
 
 /// Scores the complete groups of one run for its queries, some at a time, and keeps the best.
-fn choose(step: &Step<'_>, layer: LayerIdx, run: &StepRun<'_>, s: &mut IndexerScratch, cache: &Cache) {
+fn choose_of_run(step: &Step<'_>, layer: LayerIdx, run: &StepRun<'_>, s: &mut IndexerScratch, cache: &Cache) {
     let (n_heads, top_k) = (step.shape.index_n_heads, step.shape.index_topk);
     let (head_dim, last) = (step.shape.index_head_dim, run.first_row + run.n_rows - 1);
     let Some(first) = (run.first_row..=last).find(|&t| is_choosing(step, layer, t)) else { return };

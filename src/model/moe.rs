@@ -59,7 +59,7 @@ fn choose(step: &Step<'_>, w: &MoeWeights, y: &[f32], s: &mut MoeScratch) {
     let logits = fit(&mut s.logits, n_tokens * n_experts);
     linear(step.cpu, LinearParams::dense(y, &w.gate, n_tokens, logits));
     let choice = match (&w.tid2eid, &w.bias) {
-        (Some(tid2eid), _) => RouteChoice::Table { tid2eid, token_ids: step.token_ids },
+        (Some(tid2eid), _) => RouteChoice::Table { tid2eid, token_ids: &step.token_ids },
         (None, bias) => RouteChoice::Score { bias: bias.as_deref().unwrap_or(&[]) },
     };
     let params = RouteParams { n_experts, top_k, scale: step.shape.routed_scaling_factor, logits, choice };

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 
 use crate::device::cpu::attention::{attention_scores, softmax_with_sink, weighted_rows};
 use crate::device::cpu::{Cpu, Level};
+use crate::tensor::format::{bf16_to_f32, f32_to_bf16};
 
 /// Heads that one thread takes together: they share every load of a row.
 const HEAD_GROUP: usize = 4;
@@ -51,6 +52,42 @@ pub fn attention(level: Level, params: AttentionParams) {
     });
 }
 
+/// Rows that [`attention_rounded`] takes before it looks at the maximum again.
+pub const DEVICE_TILE_ROWS: usize = 64;
+
+/// As [`attention`], with the roundings of GPU kernels: rows in tiles of 64 in list order; each tile's p = exp(score - largest
+/// score so far) is rounded to BF16, for the sum of rows and for the denominator alike, and what came before is scaled by
+/// exp(largest before - largest now). The largest starts at the sink, which joins the denominator at the end.
+pub fn attention_rounded(level: Level, params: AttentionParams) {
+    let AttentionParams { q, rows, sink, scale, out } = params;
+    let (n_heads, n_rows) = (sink.len(), rows.len());
+    assert!(q.len() == out.len(), "attention: DH: q of {}, out of {}", q.len(), out.len());
+    let head_dim = q.len() / n_heads.max(1);
+    let mut scores = vec![0.0; n_heads * n_rows];
+    attention_scores(level, q, rows, scale, &mut scores);
+    out.fill(0.0);
+    for (h, out) in out.chunks_exact_mut(head_dim).enumerate() {
+        let (mut largest, mut total) = (sink[h], 0.0f32);
+        let tiles = scores[h * n_rows..(h + 1) * n_rows].chunks(DEVICE_TILE_ROWS).zip(rows.chunks(DEVICE_TILE_ROWS));
+        for (scores, rows) in tiles {
+            let now = scores.iter().copied().fold(largest, f32::max);
+            let factor = (largest - now).exp();
+            total *= factor;
+            out.iter_mut().for_each(|o| *o *= factor);
+            for (score, row) in scores.iter().zip(rows) {
+                let p = bf16_to_f32(f32_to_bf16((score - now).exp()));
+                total += p;
+                for (o, x) in out.iter_mut().zip(*row) {
+                    *o += p * x;
+                }
+            }
+            largest = now;
+        }
+        let norm = 1.0 / (total + (sink[h] - largest).exp());
+        out.iter_mut().for_each(|o| *o *= norm);
+    }
+}
+
 /// Queries of a step.
 pub struct AttentionBatchParams<'a, F> {
     /// All queries.
@@ -65,13 +102,15 @@ pub struct AttentionBatchParams<'a, F> {
     pub rows: F,
     /// Multiply-adds of a query are `max_rows` x H x DH x 2: used to share out the work.
     pub max_rows: usize,
+    /// Whether weights are rounded as the kernels of GPUs do ([`attention_rounded`]).
+    pub is_device: bool,
     /// Result.
     pub out: &'a mut [f32], // [T, H, DH] f32
 }
 
 /// Computes all heads of all queries on all threads.
 pub fn attention_batch<'r, F: Fn(usize, &mut Vec<&'r [f32]>) + Sync>(cpu: &Cpu, params: AttentionBatchParams<F>) {
-    let AttentionBatchParams { q, head_dim, sink, scale, rows, max_rows, out } = params;
+    let AttentionBatchParams { q, head_dim, sink, scale, rows, max_rows, is_device, out } = params;
     let n_heads = sink.len();
     assert!(q.len() == out.len(), "attention: T: q of {}, out of {}", q.len(), out.len());
     assert!(q.len() % (n_heads * head_dim).max(1) == 0, "attention: H, DH: q of {}", q.len());
@@ -82,7 +121,8 @@ pub fn attention_batch<'r, F: Fn(usize, &mut Vec<&'r [f32]>) + Sync>(cpu: &Cpu, 
         let mut list = Vec::with_capacity(max_rows);
         rows(i / n_groups, &mut list);
         let sink = &sink[i % n_groups * heads..][..heads];
-        attention(cpu.level(), AttentionParams { q: &q[i * chunk..][..chunk], rows: &list, sink, scale, out });
+        let params = AttentionParams { q: &q[i * chunk..][..chunk], rows: &list, sink, scale, out };
+        if is_device { attention_rounded(cpu.level(), params) } else { attention(cpu.level(), params) }
     });
 }
 
@@ -132,6 +172,7 @@ mod tests {
             scale,
             rows: list_of(|_, list| list.extend(rows)),
             max_rows: rows.len(),
+            is_device: false,
             out: &mut out,
         };
         attention_batch(cpu, params);
@@ -158,6 +199,22 @@ mod tests {
                 let batch = run_twice(cpu, &q, &rows, &sink, 0.3);
                 assert_eq!(bits(&batch), bits(&[&out[..], &out[..]].concat()), "{n_heads} {n_rows} in a batch");
             }
+        }
+    }
+
+    #[test]
+    fn the_rounded_form_is_near_the_reference_over_several_tiles() {
+        let mut rng = Rng(73);
+        for (n_heads, n_rows) in [(4, 0), (4, 1), (3, 64), (2, 65), (4, 200)] {
+            let storage: Vec<Vec<f32>> = (0..n_rows).map(|_| rng.floats(DIM)).collect();
+            let rows: Vec<&[f32]> = storage.iter().map(Vec::as_slice).collect();
+            let (q, sink) = (rng.floats(n_heads * DIM), rng.floats(n_heads));
+            let mut out = vec![f32::NAN; q.len()];
+            let params = AttentionParams { q: &q, rows: &rows, sink: &sink, scale: 0.3, out: &mut out };
+            attention_rounded(Level::best(), params);
+            // Weights of at most 1 are rounded to 8 bits, numerator and denominator alike.
+            let error = max_error(&out, &reference(&q, &rows, &sink, 0.3));
+            assert!(error < 4e-3, "{n_heads} {n_rows}: {error}");
         }
     }
 

@@ -1,6 +1,8 @@
 //! Hyper-connection at the head: the copies of a row become one by weights g = sigmoid((fn · x) * rsqrt * scale + base) + hc_eps.
 
-use super::hyper_mix::{HC, inverse_rms, sigmoid, weigh_copies};
+use super::hyper_mix::{HC, inverse_rms, sigmoid};
+use crate::device::cpu::Level;
+use crate::device::cpu::rows::weigh_copies;
 
 /// The weights, constants and inputs.
 #[derive(Clone, Copy, Debug)]
@@ -39,12 +41,12 @@ pub fn reference(p: &HyperHeadParams<'_>, row: &mut [f32] /* [T, D] f32 */) {
 }
 
 /// The CPU path. Logit rows are few, so it runs on one thread.
-pub fn run(p: &HyperHeadParams<'_>, row: &mut [f32] /* [T, D] f32 */) {
+pub fn run(level: Level, p: &HyperHeadParams<'_>, row: &mut [f32] /* [T, D] f32 */) {
     let inputs = p.residual.chunks_exact(HC * p.n_cols).zip(p.mixes.chunks_exact(HC));
     for ((x, mixes), row) in inputs.zip(row.chunks_exact_mut(p.n_cols)) {
         let inverse = inverse_rms(x, p.norm_eps);
         let weights: [f32; HC] = std::array::from_fn(|c| sigmoid(mixes[c] * inverse * p.scale + p.base[c]) + p.hc_eps);
-        weigh_copies(x, &weights, row);
+        weigh_copies(level, x, &weights, row);
     }
 }
 
@@ -67,7 +69,7 @@ mod tests {
                 hc_eps: 1e-6,
             };
             let (mut got, mut want) = (vec![f32::NAN; n_tokens * n_cols], vec![f32::NAN; n_tokens * n_cols]);
-            run(&p, &mut got);
+            run(Level::best(), &p, &mut got);
             reference(&p, &mut want);
             for (got, want) in got.iter().zip(&want) {
                 // Four products of at most 1 each and a sigmoid.

@@ -6,6 +6,7 @@
 //! n_iters - 1 times its rows and its columns. The mixed row is the sum of pre[c] times copy c.
 
 use crate::device::cpu::Cpu;
+use crate::device::cpu::rows::weigh_copies;
 
 /// Copies of the residual.
 pub const HC: usize = 4;
@@ -91,8 +92,9 @@ pub fn run(
     cpu.par_chunks(mixes, MIXES, TOKEN_TILE, |t, mixes| make_weights(p, &p.residual[t * n..][..n], mixes));
     let mixes = &*mixes;
     cpu.par_chunks(row, p.n_cols, TOKEN_TILE, |t, row| {
-        let pre: [f32; HC] = std::array::from_fn(|c| mixes[t * MIXES + c]);
-        weigh_copies(&p.residual[t * n..][..n], &pre, row);
+        let mut pre = [0.0; HC];
+        pre.copy_from_slice(&mixes[t * MIXES..][..HC]);
+        weigh_copies(cpu.level(), &p.residual[t * n..][..n], &pre, row);
     });
 }
 
@@ -135,17 +137,6 @@ pub(crate) fn inverse_rms(x: &[f32], eps: f32) -> f32 {
     1.0 / (lanes[0] / x.len() as f32 + eps).sqrt()
 }
 
-/// The sum of weight[c] times copy c, in the order of c.
-pub(crate) fn weigh_copies(x: &[f32], weight: &[f32; HC], out: &mut [f32]) {
-    let n = out.len();
-    let (x0, rest) = x.split_at(n);
-    let (x1, rest) = rest.split_at(n);
-    let (x2, x3) = rest.split_at(n);
-    for ((((out, x0), x1), x2), x3) in out.iter_mut().zip(x0).zip(x1).zip(x2).zip(x3) {
-        *out = weight[0] * x0 + weight[1] * x1 + weight[2] * x2 + weight[3] * x3;
-    }
-}
-
 pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
@@ -154,27 +145,37 @@ fn make_doubly_stochastic(values: &mut [f32], eps: f32, n_iters: usize) {
     let mut comb = [[0f32; HC]; HC];
     for (row, m) in comb.iter_mut().zip(values.chunks_exact(HC)) {
         let max = m.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let exps: [f32; HC] = std::array::from_fn(|j| (m[j] - max).exp());
-        let sum = (exps[0] + exps[1]) + (exps[2] + exps[3]);
-        *row = exps.map(|e| e / sum + eps);
+        for (e, m) in row.iter_mut().zip(m) {
+            *e = (m - max).exp();
+        }
+        let sum = (row[0] + row[1]) + (row[2] + row[3]);
+        for e in row {
+            *e = *e / sum + eps;
+        }
     }
     divide_columns(&mut comb, eps);
     for _ in 1..n_iters {
         for row in &mut comb {
             let sum = (row[0] + row[1]) + (row[2] + row[3]) + eps;
-            *row = row.map(|v| v / sum);
+            for value in row {
+                *value /= sum;
+            }
         }
         divide_columns(&mut comb, eps);
     }
-    for (row, values) in comb.iter().zip(values.chunks_exact_mut(HC)) {
-        values.copy_from_slice(row);
-    }
+    values.copy_from_slice(comb.as_flattened());
 }
 
+// Plain loops over fixed arrays: they become vector code, which closures over arrays did not.
 fn divide_columns(comb: &mut [[f32; HC]; HC], eps: f32) {
-    let sums: [f32; HC] = std::array::from_fn(|j| (comb[0][j] + comb[1][j]) + (comb[2][j] + comb[3][j]) + eps);
+    let mut sums = [0f32; HC];
+    for j in 0..HC {
+        sums[j] = (comb[0][j] + comb[1][j]) + (comb[2][j] + comb[3][j]) + eps;
+    }
     for row in comb {
-        *row = std::array::from_fn(|j| row[j] / sums[j]);
+        for (value, sum) in row.iter_mut().zip(&sums) {
+            *value /= sum;
+        }
     }
 }
 

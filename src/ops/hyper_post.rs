@@ -3,6 +3,7 @@
 
 use super::hyper_mix::{HC, MIXES, TOKEN_TILE};
 use crate::device::cpu::Cpu;
+use crate::device::cpu::rows::renew_copies;
 
 /// What goes in beside the residual, which is updated in place.
 #[derive(Clone, Copy, Debug)]
@@ -34,25 +35,11 @@ pub fn reference(p: &HyperPostParams<'_>, residual: &mut [f32] /* [T, HC, D] f32
 /// The CPU path.
 pub fn run(cpu: &Cpu, p: &HyperPostParams<'_>, residual: &mut [f32] /* [T, HC, D] f32 */) {
     cpu.par_chunks(residual, HC * p.n_cols, TOKEN_TILE, |t, h| {
-        post_row(h, &p.output[t * p.n_cols..][..p.n_cols], &p.weights[t * MIXES..][..MIXES]);
+        let (weights, mut post, mut comb) = (&p.weights[t * MIXES..][..MIXES], [0.0; HC], [[0.0; HC]; HC]);
+        post.copy_from_slice(&weights[HC..2 * HC]);
+        comb.as_flattened_mut().copy_from_slice(&weights[2 * HC..]);
+        renew_copies(cpu.level(), h, &p.output[t * p.n_cols..][..p.n_cols], &post, &comb);
     });
-}
-
-/// One token: its residual `[HC, D]`, the output `[D]` and the weights `[MIXES]`.
-fn post_row(h: &mut [f32], output: &[f32], weights: &[f32]) {
-    let n = output.len();
-    let (h0, rest) = h.split_at_mut(n);
-    let (h1, rest) = rest.split_at_mut(n);
-    let (h2, h3) = rest.split_at_mut(n);
-    let post: [f32; HC] = std::array::from_fn(|j| weights[HC + j]);
-    let w: [[f32; HC]; HC] = std::array::from_fn(|c| std::array::from_fn(|j| weights[2 * HC + HC * c + j]));
-    for ((((o, h0), h1), h2), h3) in output.iter().zip(h0).zip(h1).zip(h2).zip(h3) {
-        let old = [*h0, *h1, *h2, *h3];
-        let new: [f32; HC] = std::array::from_fn(|j| {
-            post[j] * o + w[0][j] * old[0] + w[1][j] * old[1] + w[2][j] * old[2] + w[3][j] * old[3]
-        });
-        [*h0, *h1, *h2, *h3] = new;
-    }
 }
 
 #[cfg(test)]

@@ -52,6 +52,13 @@ pub fn round_cache_row(row: &mut [f32]) {
     }
 }
 
+/// Rounds to BF16 in place, ties to even.
+pub fn round_to_bf16(x: &mut [f32]) {
+    for value in x {
+        *value = bf16_to_f32(f32_to_bf16(*value));
+    }
+}
+
 /// Packs one cache row: FP8 codes, rope columns in BF16, scales.
 pub fn encode_cache_row(row: &[f32], packed: &mut [u8]) {
     let (codes, rope, scales) = split_packed_mut(packed);

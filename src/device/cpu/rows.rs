@@ -1,7 +1,7 @@
 //! Row kernels: sums of squares, scaling, softmax pieces and the gated activation, each over contiguous f32 rows.
 
 use super::math::exp;
-use super::simd::{LANES, Simd, TILE_ROWS};
+use super::simd::{LANES, Portable, Simd, TILE_ROWS};
 
 simd_fn! {
     /// Sum of x[i] * y[i] by the 16-lane contract; the shorter length counts.
@@ -16,6 +16,17 @@ simd_fn! {
 simd_fn! {
     /// out[i] = silu(min(gate[i], limit)) * clamp(up[i], -limit, limit) * weight, left to right.
     pub fn swiglu_row(gate: &[f32], up: &[f32], limit: f32, weight: f32, out: &mut [f32]) = swiglu_row_kernel
+}
+
+simd_fn! {
+    /// out[i] = sum over c, ascending, of weight[c] * x[c][i]; x is four rows of out's length.
+    pub fn weigh_copies(x: &[f32], weight: &[f32; 4], out: &mut [f32]) = weigh_copies_kernel
+}
+
+simd_fn! {
+    /// h[j][i] = post[j] * output[i] + sum over c, ascending, of comb[c][j] * h[c][i]; h is four rows of
+    /// output's length, replaced in place.
+    pub fn renew_copies(h: &mut [f32], output: &[f32], post: &[f32; 4], comb: &[[f32; 4]; 4]) = renew_copies_kernel
 }
 
 #[inline(always)]
@@ -78,7 +89,71 @@ unsafe fn swiglu_row_kernel<S: Simd>(gate: &[f32], up: &[f32], limit: f32, weigh
     }
     for i in n_vector..n {
         // SAFETY: the portable form needs no instruction set.
-        out[i] = unsafe { swiglu::<super::simd::Portable>(gate[i], up[i], limit, weight) };
+        out[i] = unsafe { swiglu::<Portable>(gate[i], up[i], limit, weight) };
+    }
+}
+
+#[inline(always)]
+unsafe fn weigh_copies_kernel<S: Simd>(x: &[f32], weight: &[f32; 4], out: &mut [f32]) {
+    let n = out.len();
+    assert!(x.len() == 4 * n, "weigh_copies: x of {}, out of {n}", x.len());
+    let n_vector = n - n % S::WIDTH;
+    // SAFETY: vector steps stay below n_vector, single ones below n, in each of the four rows; the caller vouches for the
+    // instruction set.
+    unsafe {
+        for i in (0..n_vector).step_by(S::WIDTH) {
+            weigh_copies_at::<S>(x.as_ptr().add(i), n, weight, out.as_mut_ptr().add(i));
+        }
+        for i in n_vector..n {
+            weigh_copies_at::<Portable>(x.as_ptr().add(i), n, weight, out.as_mut_ptr().add(i));
+        }
+    }
+}
+
+/// One register of columns; `n` elements lie between the rows of x.
+#[inline(always)]
+unsafe fn weigh_copies_at<S: Simd>(x: *const f32, n: usize, weight: &[f32; 4], out: *mut f32) {
+    // SAFETY: the caller passes columns that are inside all rows.
+    unsafe {
+        let mut sum = S::mul(S::splat(weight[0]), S::load(x));
+        for c in 1..4 {
+            sum = S::add(sum, S::mul(S::splat(weight[c]), S::load(x.add(c * n))));
+        }
+        S::store(out, sum);
+    }
+}
+
+#[inline(always)]
+unsafe fn renew_copies_kernel<S: Simd>(h: &mut [f32], output: &[f32], post: &[f32; 4], comb: &[[f32; 4]; 4]) {
+    let n = output.len();
+    assert!(h.len() == 4 * n, "renew_copies: h of {}, output of {n}", h.len());
+    let n_vector = n - n % S::WIDTH;
+    // SAFETY: vector steps stay below n_vector, single ones below n, in each of the four rows; the caller vouches for the
+    // instruction set.
+    unsafe {
+        for i in (0..n_vector).step_by(S::WIDTH) {
+            renew_copies_at::<S>(h.as_mut_ptr().add(i), n, output.as_ptr().add(i), post, comb);
+        }
+        for i in n_vector..n {
+            renew_copies_at::<Portable>(h.as_mut_ptr().add(i), n, output.as_ptr().add(i), post, comb);
+        }
+    }
+}
+
+/// One register of columns; `n` elements lie between the rows of h.
+#[inline(always)]
+unsafe fn renew_copies_at<S: Simd>(h: *mut f32, n: usize, output: *const f32, post: &[f32; 4], comb: &[[f32; 4]; 4]) {
+    // SAFETY: the caller passes columns that are inside all rows.
+    unsafe {
+        let output = S::load(output);
+        let old = [S::load(h), S::load(h.add(n)), S::load(h.add(2 * n)), S::load(h.add(3 * n))];
+        for j in 0..4 {
+            let mut sum = S::mul(S::splat(post[j]), output);
+            for c in 0..4 {
+                sum = S::add(sum, S::mul(S::splat(comb[c][j]), old[c]));
+            }
+            S::store(h.add(j * n), sum);
+        }
     }
 }
 
