@@ -59,8 +59,8 @@ impl Golden {
             Rounding::Exact => Limits { median: 1e-4, share: 0.99, within: 1e-3, short_len: 4 * top_k, short: 2e-5 },
             Rounding::Kvq => Limits { median: 1e-2, share: 0.99, within: 0.1, short_len: 9, short: 2e-5 },
             Rounding::Official => Limits { median: 0.4, share: 0.85, within: 0.8, short_len: 9, short: 5e-6 },
-            // No golden of its own: held against kvq's. Inputs of 8 bits flip routers and top-k about as FP8 ones do.
-            Rounding::Device => Limits { median: 0.4, share: 0.85, within: 0.8, short_len: 0, short: 0.0 },
+            // No golden of its own: held against kvq's. Inputs of 8 bits flip routers and top-k somewhat less than FP8 ones do.
+            Rounding::Device => Limits { median: 0.2, share: 0.9, within: 0.8, short_len: 0, short: 0.0 },
         }
     }
 }
