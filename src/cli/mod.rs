@@ -10,6 +10,7 @@ use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::config::args::ServeArgs;
 use crate::device::DeviceError;
+use crate::device::plan::PlanError;
 use crate::engine::request::RejectReason;
 use crate::model::bind::BindError;
 use crate::model::shape::ShapeError;
@@ -28,6 +29,7 @@ pub mod machine;
 pub mod places;
 pub mod reply;
 pub mod sampling;
+pub mod selftest;
 pub mod serve;
 pub mod start;
 pub mod synth;
@@ -86,6 +88,9 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Show what this machine can run, and why not
     Doctor(doctor::DoctorArgs),
+    /// Run the kernels of a device against their references
+    #[command(subcommand)]
+    Selftest(selftest::SelftestCommand),
     /// Look at one part of the server: prompts, completions
     #[command(subcommand)]
     Debug(debug::DebugCommand),
@@ -110,6 +115,7 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Inspect(args) => inspect::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Selftest(command) => selftest::run(&command),
         Command::Debug(command) => debug::run(&command),
     };
     match result {
@@ -155,7 +161,7 @@ fn code_of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if error.is::<ConfigError>() || error.is::<RejectReason>() {
         return Some(code::USAGE);
     }
-    if error.is::<DeviceError>() || error.is::<EngineDied>() {
+    if error.is::<DeviceError>() || error.is::<PlanError>() || error.is::<EngineDied>() {
         return Some(code::DEVICE);
     }
     if error.is::<AddressError>() {

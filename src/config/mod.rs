@@ -8,6 +8,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::device::CodeObjects;
 use crate::telemetry::log::{LogConfig, LogError, LogFormat, check_filter};
 use args::{Count, DeviceChoice, LogFormatChoice, RoundingChoice, ServeArgs, Settings, ThinkingChoice};
 
@@ -77,6 +78,8 @@ pub struct ModelConfig {
     pub rounding: RoundingChoice,
     /// Worker threads; `None`: one for each core.
     pub n_threads: Option<usize>,
+    /// Where to run.
+    pub device: DeviceChoice,
 }
 
 /// What the engine may use; `None` is settled when the model's shape and the machine's memory are known.
@@ -201,6 +204,17 @@ pub fn library_folders() -> Vec<PathBuf> {
     folders
 }
 
+/// Where this machine's code objects and device libraries are: `FLASHD_KERNELS` names the folder that holds
+/// `<arch>/flashd.*`, before those beside the binary.
+#[must_use]
+pub fn code_objects() -> CodeObjects {
+    let mut code = CodeObjects::beside(std::env::current_exe().ok().as_deref());
+    let named = std::env::var_os("FLASHD_KERNELS").filter(|folder| !folder.is_empty());
+    code.folders.splice(0..0, named.map(PathBuf::from));
+    code.library_folders = library_folders();
+    code
+}
+
 /// Where `chat` keeps the lines that were typed: in `XDG_STATE_HOME`, or `~/.local/state`. `None` without a home.
 #[must_use]
 pub fn history_file() -> Option<PathBuf> {
@@ -234,6 +248,7 @@ fn model_config(settings: &Settings) -> Result<ModelConfig, ConfigError> {
         use_generation_config,
         rounding: settings.rounding.unwrap_or(RoundingChoice::Kvq),
         n_threads,
+        device: settings.device.unwrap_or(DeviceChoice::Auto),
     })
 }
 
@@ -249,15 +264,15 @@ fn check_device(settings: &Settings) -> Result<(), ConfigError> {
             return Err(ConfigError::Unsupported { flag, value: n.to_string(), reason });
         }
     }
-    match settings.device {
-        None | Some(DeviceChoice::Auto | DeviceChoice::Cpu) => Ok(()),
-        Some(other) => Err(ConfigError::Unsupported {
-            flag: "device",
-            value: format!("{other:?}").to_lowercase(),
-            reason: "this build runs on the CPU only; use --device cpu or auto (`flashd doctor` shows this machine)"
-                .to_owned(),
-        }),
-    }
+    let reason = match settings.device.unwrap_or(DeviceChoice::Auto) {
+        DeviceChoice::Auto | DeviceChoice::Cpu => return Ok(()),
+        DeviceChoice::Hip | DeviceChoice::Cuda | DeviceChoice::Sim => {
+            "models run on the CPU only in this version (`flashd selftest ops` runs the kernels that there are); use \
+             --device cpu or auto"
+        }
+        DeviceChoice::Metal => "this version has no Metal device; use --device cpu or auto",
+    };
+    Err(ConfigError::Unsupported { flag: "device", value: format!("{:?}", settings.device.unwrap_or(DeviceChoice::Auto)).to_lowercase(), reason: reason.to_owned() })
 }
 
 fn engine_config(settings: &Settings) -> Result<EngineConfig, ConfigError> {
@@ -479,7 +494,7 @@ mod tests {
             ("--max-model-len", "1", |s| s.max_model_len = Some(Count(1))),
             ("--threads", "0", |s| s.threads = Some(0)),
             ("--tensor-parallel-size 2", "one device", |s| s.tensor_parallel_size = Some(2)),
-            ("--device hip", "CPU only", |s| s.device = Some(DeviceChoice::Hip)),
+            ("--device hip", "models run on the CPU only", |s| s.device = Some(DeviceChoice::Hip)),
             ("--block-size", "16", |s| s.block_size = Some(16)),
             ("--kv-cache-dtype", "bf16", |s| s.kv_cache_dtype = Some("bf16".to_owned())),
             ("--generation-config", "/x", |s| s.generation_config = Some("/x".to_owned())),

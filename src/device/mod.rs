@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 
 mod buffer;
+pub mod check;
 mod code;
 pub mod cpu;
 mod cuda;

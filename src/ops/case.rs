@@ -125,6 +125,18 @@ mod tests {
     }
 
     #[test]
+    fn a_case_runs_on_every_device() {
+        let case = OpCase::new("device", "a round trip", |device| {
+            let buffer = device.alloc(4)?;
+            device.upload(&buffer, 0, &[1, 2, 3, 4])?;
+            let mut home = [0; 4];
+            device.download(&buffer, 0, &mut home)?;
+            Ok(Deviation::exact(&home, &[1, 2, 3, 4]))
+        });
+        crate::device::testing::run_cases(&[case]);
+    }
+
+    #[test]
     fn cases_of_an_op_have_different_names() {
         let mut seen = BTreeSet::new();
         for case in all() {
