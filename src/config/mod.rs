@@ -272,7 +272,11 @@ fn check_device(settings: &Settings) -> Result<(), ConfigError> {
         }
         DeviceChoice::Metal => "this version has no Metal device; use --device cpu or auto",
     };
-    Err(ConfigError::Unsupported { flag: "device", value: format!("{:?}", settings.device.unwrap_or(DeviceChoice::Auto)).to_lowercase(), reason: reason.to_owned() })
+    Err(ConfigError::Unsupported {
+        flag: "device",
+        value: format!("{:?}", settings.device.unwrap_or(DeviceChoice::Auto)).to_lowercase(),
+        reason: reason.to_owned(),
+    })
 }
 
 fn engine_config(settings: &Settings) -> Result<EngineConfig, ConfigError> {
