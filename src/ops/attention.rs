@@ -4,6 +4,8 @@
 //! lanes by row index, folded, plus exp(sink - max); out = (fused multiply-adds in list order) * (1 / denominator). A head
 //! depends on its own query, the rows and their order, and nothing else.
 
+pub mod device;
+
 use std::cell::RefCell;
 
 use crate::device::cpu::attention::{attention_scores, softmax_with_sink, weighted_rows};

@@ -1,5 +1,7 @@
 //! The embedding: one row of a stored matrix a token, as f32.
 
+pub mod device;
+
 use crate::device::cpu::Cpu;
 use crate::device::cpu::expand::expand_row;
 use crate::ids::TokenId;

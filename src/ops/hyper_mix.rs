@@ -5,6 +5,8 @@
 //! row of m[2HC..] * scale[2] + base, plus hc_eps, whose columns are then divided by (their sum + hc_eps), and after that
 //! n_iters - 1 times its rows and its columns. The mixed row is the sum of pre[c] times copy c.
 
+pub mod device;
+
 use crate::device::cpu::Cpu;
 use crate::device::cpu::rows::weigh_copies;
 

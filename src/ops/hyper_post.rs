@@ -1,6 +1,8 @@
 //! Hyper-connection, way out: each new copy of the residual is post[j] times the sublayer's output plus the old copies weighed by
 //! column j of comb.
 
+pub mod device;
+
 use super::hyper_mix::{HC, MIXES, TOKEN_TILE};
 use crate::device::cpu::Cpu;
 use crate::device::cpu::rows::renew_copies;

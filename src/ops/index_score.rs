@@ -2,6 +2,8 @@
 //!
 //! Bits: each dot is a 16-lane dot product; heads are added in ascending order by fused multiply-add from +0.
 
+pub mod device;
+
 use crate::device::cpu::Cpu;
 use crate::device::cpu::index::{self, Scores};
 use crate::ops::round_fp4::{KEY_DIMS, KEY_ROW_BYTES, decode_key};

@@ -1,5 +1,7 @@
 //! The k largest scores of a row: equal scores go to the lowest index, -0 equals +0, NaN counts as the lowest.
 
+pub mod device;
+
 /// Writes the indices of the k largest scores (all of them while there are at most k), ascending.
 pub fn top_k(scores: &[f32], k: usize, out: &mut Vec<u32>) {
     out.clear();
