@@ -10,6 +10,10 @@ use crate::ops::step::Step;
 const KEYS_PER_BLOCK: u32 = 64;
 /// Threads of a block.
 const N_THREADS: u32 = 128;
+/// Rows up to which each has blocks of its own.
+const SPREAD_ROWS: u32 = 64;
+/// Rows that share a block's keys above that.
+const SHARED_ROWS: u32 = 8;
 /// Heads that the kernel is written for, at most.
 const MAX_HEADS: u32 = 64;
 
@@ -45,9 +49,13 @@ pub struct IndexScoreArgs {
     pub scale: f32,
     /// Rows with at most this many visible groups are passed over; 0 scores every row.
     pub k: u32,
+    /// Rows that share the keys of a block; [`launch`] sets it. It changes no result.
+    pub rows_per_block: u32,
+    /// Zero.
+    pub pad: u32,
 }
 
-const _: () = assert!(size_of::<IndexScoreArgs>() == 104);
+const _: () = assert!(size_of::<IndexScoreArgs>() == 112);
 
 /// Scores the rows of the tile.
 ///
@@ -56,6 +64,9 @@ const _: () = assert!(size_of::<IndexScoreArgs>() == 104);
 pub fn launch(device: &Device, args: &IndexScoreArgs) -> Result<(), DeviceError> {
     assert!(args.head_dim as usize == KEY_DIMS, "index_score: ID: {}, want {KEY_DIMS}", args.head_dim);
     assert!(args.n_heads <= MAX_HEADS, "index_score: IH: {}, want at most {MAX_HEADS}", args.n_heads);
-    let grid = [args.max_groups.div_ceil(KEYS_PER_BLOCK), args.n_tile_rows, 1];
-    device.launch(device.kernel("index_score")?, grid, N_THREADS, args)
+    // A few rows are spread out; many share the expansion of the keys.
+    let rows_per_block = if args.n_tile_rows > SPREAD_ROWS { SHARED_ROWS } else { 1 };
+    let args = IndexScoreArgs { rows_per_block, ..*args };
+    let grid = [args.max_groups.div_ceil(KEYS_PER_BLOCK), args.n_tile_rows.div_ceil(rows_per_block), 1];
+    device.launch(device.kernel("index_score")?, grid, N_THREADS, &args)
 }
