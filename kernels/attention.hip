@@ -3,8 +3,8 @@
 //! Rows are taken in tiles of 64 from the start of the list. A tile's stored rows lie in shared memory as they are (37 KB) and are
 //! expanded into operands when read: heads are the M operand; for the scores rows are the N operand and columns K, for the sums
 //! rows are K and columns N. Order: a score is the sum of two halves of 256 columns, each walked in spans of 64 by steps of 16 (four
-//! columns of each quarter of 16); times scale; p = exp(s - running maximum) rounded to bf16; the denominator is rescaled and takes
-//! the tile's sum of the same p (four rows in pairs, then pairs of sixteen lanes), the sums are rescaled and take 16 rows a step.
+//! columns of each quarter of 16); times scale; p = exp(s - running maximum, which starts at the sink) rounded to bf16; the
+//! denominator is rescaled and takes the tile's sum of the same p (four rows in pairs, then pairs of sixteen lanes), the sums are rescaled and take 16 rows a step.
 //! The sink joins at the end; sums / denominator, rotated back, bf16. So a head depends on its query and its list, nothing else.
 //! Bound: 4 * 512 flops a head and row; bytes, 584 a row for every 16 heads (mostly from L2), which a decode step of few streams
 //! pays in latency: one block walks the whole list.
@@ -177,12 +177,11 @@ struct Softmax {
 /// One thread's four rows of one head: p to shared memory, and what the sums so far are rescaled by.
 DEVICE void softmax_tile(const float* parts, float scale, u32 n_valid, Softmax& state, u16* p, float* rescale) {
     u32 head = thread() / 16, first = thread() % 16 * 4;
-    const float minus_infinity = from_bits(0xFF800000u);
     const float *low = parts + head * SCORE_STRIDE + first, *high = low + HEADS * SCORE_STRIDE;
     float s[4], top = state.top;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
-        s[i] = first + i < n_valid ? (low[i] + high[i]) * scale : minus_infinity;
+        s[i] = first + i < n_valid ? (low[i] + high[i]) * scale : from_bits(0xFF800000u);
         top = s[i] > top ? s[i] : top;  // a NaN is passed over here and reaches the sums through p
     }
 #pragma unroll
@@ -190,15 +189,13 @@ DEVICE void softmax_tile(const float* parts, float scale, u32 n_valid, Softmax& 
         float other = shuffle_xor(top, mask);
         top = other > top ? other : top;
     }
-    // Where no score is above -infinity, all p are 0.
-    float from = top == minus_infinity ? 0.0f : top;
     float v[4];
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) v[i] = first + i < n_valid ? round_bf16(exp_(s[i] - from)) : 0.0f;
+    for (u32 i = 0; i < 4; i++) v[i] = first + i < n_valid ? round_bf16(exp_(s[i] - top)) : 0.0f;
     float sum = (v[0] + v[1]) + (v[2] + v[3]);
 #pragma unroll
     for (u32 mask = 1; mask < 16; mask *= 2) sum = sum + shuffle_xor(sum, mask);
-    float factor = exp_(state.top - from);
+    float factor = exp_(state.top - top);
     state.total = fma(state.total, factor, sum);
     state.top = top;
     u32* out = (u32*)(p + head * P_STRIDE + first);
@@ -277,7 +274,9 @@ KERNEL(attention, AttentionArgs, N_THREADS) {
     List list = list_of(args, t, *row);
     Queries queries;
     load_queries(args, t, first_head, queries);
-    Softmax state = {from_bits(0xFF800000u), 0.0f};
+    u32 head = first_head + thread() / 16;
+    float sink = head < args.n_heads ? args.sink[head] : 0.0f;
+    Softmax state = {sink, 0.0f};
     Sums sums = {};
     for (u32 first = 0; first < list.n_rows; first += ROWS) {
         barrier();  // all have read the tile before, p and the factors
@@ -289,8 +288,7 @@ KERNEL(attention, AttentionArgs, N_THREADS) {
         barrier();  // p and the factors before the sums take them
         add_tile(p, rows, rescale, sums);
     }
-    u32 head = first_head + thread() / 16;
-    float total = head < args.n_heads ? state.total + exp_(args.sink[head] - state.top) : 1.0f;
+    float total = state.total + exp_(sink - state.top);
     barrier();  // the factors have been read
     if (thread() % 16 == 0) rescale[thread() / 16] = total;
     barrier();  // every head's denominator before anyone divides
