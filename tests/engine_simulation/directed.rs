@@ -221,7 +221,7 @@ fn no_prompt_starves_however_slow_the_steps_are() {
         }
     }
     let [short_end, long_end] = ends;
-    assert!(1 <= short_end && short_end <= 3 && short_end < long_end, "short {short_end}, long {long_end}");
+    assert!((1..=3).contains(&short_end) && short_end < long_end, "short {short_end}, long {long_end}");
 }
 
 #[test]
