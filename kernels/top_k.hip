@@ -30,7 +30,7 @@ DEVICE void count_digits(const float* scores, u32 n, u32 prefix, u32 shift, u32*
         u32 digit = key >> shift & 0xFF;
         // Rows full of one score would queue up at one counter: a wave that agrees counts at once.
         u32 first_digit = shuffle(digit, 0);
-        u64 agree = ballot(counts_here && digit == first_digit);
+        u64 agree = wave_ballot(counts_here && digit == first_digit);
         if (lane() == 0 && agree) atomic_add(&counts[first_digit], popcount(agree));
         if (counts_here && digit != first_digit) atomic_add(&counts[digit], 1);
     }
@@ -68,7 +68,7 @@ DEVICE void write_chosen(const float* scores, u32 n, u32 threshold, u32 n_equal,
     for (u32 first = 0; first < n; first += N_THREADS) {
         u32 i = first + thread(), key = i < n ? order_key(scores[i]) : 0;
         bool is_above = i < n && key > threshold, is_same = i < n && key == threshold;
-        u64 aboves = ballot(is_above), sames = ballot(is_same);
+        u64 aboves = wave_ballot(is_above), sames = wave_ballot(is_same);
         barrier();  // the counts of the round before have been read
         if (lane() == 0) wave_counts[2 * wave()] = popcount(aboves), wave_counts[2 * wave() + 1] = popcount(sames);
         barrier();  // the counts of all waves before they are added
