@@ -11,7 +11,7 @@
 struct SimKernel {
     void (*run)(const void* args);
     const char* name;
-    u32 args_bytes, max_threads;
+    u32 args_bytes, max_threads, wave;
 };
 
 #define KERNEL(name, Args, max_threads)                                                                          \
@@ -19,7 +19,7 @@ struct SimKernel {
     static void sim_run_##name(const void* args) { sim_body_##name(*(const Args*)args); }                         \
     extern "C" __attribute__((visibility("default"))) const SimKernel flashd_sim_kernel_##name;                  \
     extern "C" __attribute__((visibility("default"))) const SimKernel flashd_sim_kernel_##name = {               \
-        sim_run_##name, #name, sizeof(Args), max_threads};                                                       \
+        sim_run_##name, #name, sizeof(Args), max_threads, FLASHD_SIM_WAVE};                                                       \
     static void sim_body_##name([[maybe_unused]] const Args& args)
 
 // One array a block and a place in the source; it starts as NaN bytes and has red zones.
