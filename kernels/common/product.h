@@ -1,0 +1,213 @@
+//! A block's product of repacked weight rows and token rows, for few tokens (K split over waves) and for many (tokens staged).
+//!
+//! Both forms give the same bits: see weight_tile.h for the order of sums. A token row that does not exist is read as zeros and not
+//! written; the columns of a matrix instruction are independent, so what a row holds reaches no other row's result.
+#pragma once
+#include "weight_tile.h"
+
+/// What a block of threads works on. Token i of the block reads `row_at(rows, i, row tile)` and writes y + i * y_stride.
+struct Product {
+    const u8* codes;
+    const u8* scales;
+    float* y;  // [n_tokens, y_stride] f32
+    u64 y_stride;
+    u32 n_rows, n_cols, n_tokens, splits;
+    u32 first_row_tile;
+};
+
+// Few tokens ---------------------------------------------------------------------------------------
+
+/// Floats from one token of a wave's partial sums to the next: 16 rows and 4 more, so that lanes meet in no bank.
+constexpr u32 PARTIAL_STRIDE = 20;
+
+/// Floats of shared memory that `multiply_few` wants for a number of token tiles.
+DEVICE constexpr u32 n_partials(u32 n_tiles) { return PRODUCT_WAVES * n_tiles * TILE_N * PARTIAL_STRIDE; }
+
+/// acc = this wave's range of steps. Codes are requested one batch of units (at least four loads a lane) ahead of their use.
+template <u32 FORMAT, u32 N_TILES>
+DEVICE void multiply_range(
+    const RowTile& t, const u16* const rows[N_TILES], u32 n_cols, u32 first_step, u32 end_step, FragC acc[N_TILES]) {
+    constexpr u32 PER_STEP = UnitOf<FORMAT>::PER_STEP;
+    constexpr u32 STEPS = PER_STEP * LANE_ROWS >= 4 ? 1 : 4 / (PER_STEP * LANE_ROWS);
+    constexpr u32 UNITS = STEPS * PER_STEP;
+    u32 quarter = quarter_of(lane()), end_unit = end_step * PER_STEP;
+    Unit next[UNITS];
+#pragma unroll
+    for (u32 i = 0; i < UNITS; i++) {
+        if (first_step * PER_STEP + i < end_unit) load_unit<FORMAT, true>(next[i], t, first_step * PER_STEP + i);
+    }
+    for (u32 step = first_step; step < end_step; step += STEPS) {
+        Unit now[UNITS];
+#pragma unroll
+        for (u32 i = 0; i < UNITS; i++) {
+            now[i] = next[i];
+            u32 unit = (step + STEPS) * PER_STEP + i;
+            if (unit < end_unit) load_unit<FORMAT, true>(next[i], t, unit);
+        }
+#pragma unroll
+        for (u32 s = 0; s < STEPS; s++) {
+            if (step + s >= end_step) break;
+            FragC part[N_TILES];
+            clear<N_TILES>(part);
+#pragma unroll
+            for (u32 b = 0; b < STEP_COLS / BLOCK_COLS; b++) {
+                constexpr u32 BLOCKS = UnitOf<FORMAT>::BLOCKS;
+                U4 x[N_TILES];
+                u32 column = (step + s) * STEP_COLS + b * BLOCK_COLS + quarter * 8;
+#pragma unroll
+                for (u32 i = 0; i < N_TILES; i++) x[i] = load_x8(rows[i], column, n_cols);
+                FragA a[2];
+                expand_block<FORMAT>(now[s * PER_STEP + b / BLOCKS], b % BLOCKS, a);
+                multiply_block<N_TILES>(a, x, part);
+            }
+            add_step<N_TILES>(acc, part, step_scale<FORMAT>(t, step + s));
+        }
+    }
+}
+
+/// Row tiles first_row_tile .. + PRODUCT_WAVES / splits of at most N_TILES * TILE_N tokens. Waves that share a row tile take a range of
+/// K each; their sums meet in `partial`, shared, [n_partials(N_TILES)].
+template <u32 FORMAT, u32 N_TILES, class Rows> DEVICE void multiply_few(const Product& p, const Rows& x_rows, float* partial) {
+    constexpr u32 TOKENS = N_TILES * TILE_N;
+    u32 n_steps = ceil_div(p.n_cols, STEP_COLS), n_row_tiles = ceil_div(p.n_rows, TILE_M);
+    u32 split = wave() % p.splits, tile = p.first_row_tile + wave() / p.splits;
+    if (tile < n_row_tiles) {
+        const u16* rows[N_TILES];
+        FragC acc[N_TILES];
+        clear<N_TILES>(acc);
+#pragma unroll
+        for (u32 i = 0; i < N_TILES; i++) {
+            u32 token = i * TILE_N + b_col(lane(), 0);
+            rows[i] = token < p.n_tokens ? row_at(x_rows, token, tile) : nullptr;
+        }
+        RowTile t = row_tile<FORMAT>(p.codes, p.scales, tile, n_steps);
+        u32 first = first_step_of(split, p.splits, n_steps), end = first_step_of(split + 1, p.splits, n_steps);
+        multiply_range<FORMAT, N_TILES>(t, rows, p.n_cols, first, end, acc);
+#pragma unroll
+        for (u32 i = 0; i < N_TILES; i++) {
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                u32 token = i * TILE_N + c_col(lane(), j);
+                partial[(wave() * TOKENS + token) * PARTIAL_STRIDE + c_row(lane(), j)] = acc[i].v[j];
+            }
+        }
+    }
+    // Orders the waves' partial sums before the sums over ranges.
+    barrier();
+    u32 n_elements = PRODUCT_WAVES / p.splits * TOKENS * TILE_M;
+    for (u32 e = thread(); e < n_elements; e += n_threads()) {
+        u32 row_in_tile = e % TILE_M, token = e / TILE_M % TOKENS, local = e / (TILE_M * TOKENS);
+        u32 row = (p.first_row_tile + local) * TILE_M + row_in_tile;
+        if (row >= p.n_rows || token >= p.n_tokens) continue;
+        float sum = 0.0f;
+        for (u32 s = 0; s < p.splits; s++) {
+            sum = sum + partial[((local * p.splits + s) * TOKENS + token) * PARTIAL_STRIDE + row_in_tile];
+        }
+        p.y[token * p.y_stride + row] = sum;
+    }
+}
+
+// Many tokens --------------------------------------------------------------------------------------
+
+/// Tokens and row tiles of a block of `multiply_many`: waves stand 4 (rows) by 2 (tokens), each with two row tiles and 32 tokens.
+constexpr u32 MANY_TOKENS = 64, MANY_ROW_TILES = 8;
+/// Pieces of 16 bytes from one staged token to the next; the pad spreads the lanes of a load over all banks.
+constexpr u32 STAGE_STRIDE = STEP_COLS / 8 + (WAVE == 64 ? 1 : 4);
+constexpr u32 STAGE_PIECES = MANY_TOKENS * STAGE_STRIDE;
+
+/// Row tiles first_row_tile .. + MANY_ROW_TILES of at most MANY_TOKENS tokens. `stage` is shared, [2 * STAGE_PIECES]. A wave walks all
+/// ranges of K one after the other and adds their sums in the order in which `multiply_few` adds its waves'.
+template <u32 FORMAT, class Rows> DEVICE void multiply_many(const Product& p, const Rows& x_rows, U4* stage) {
+    constexpr u32 N_TILES = 32 / TILE_N, TILES = 2, PER_STEP = UnitOf<FORMAT>::PER_STEP, BLOCKS = UnitOf<FORMAT>::BLOCKS;
+    constexpr u32 N_THREADS = PRODUCT_WAVES * WAVE, N_OWN = MANY_TOKENS * 16 / N_THREADS;
+    u32 n_steps = ceil_div(p.n_cols, STEP_COLS), n_row_tiles = ceil_div(p.n_rows, TILE_M);
+    u32 first_tile = p.first_row_tile + wave() % 4 * TILES, first_token = wave() / 4 * 32;
+    bool is_active = first_tile < n_row_tiles && first_token < p.n_tokens;
+
+    // What this thread stages of every step: piece thread % 16 of N_OWN tokens.
+    const u16* sources[N_OWN];
+    U4 staged[N_OWN];
+    u32 own_column = thread() % 16 * 8;
+#pragma unroll
+    for (u32 i = 0; i < N_OWN; i++) {
+        u32 token = (thread() + i * N_THREADS) / 16;
+        sources[i] = token < p.n_tokens ? row_at(x_rows, token, p.first_row_tile) : nullptr;
+        staged[i] = load_x8(sources[i], own_column, p.n_cols);
+    }
+
+    RowTile tiles[TILES];
+    Unit next[TILES];
+    FragC total[TILES][N_TILES], acc[TILES][N_TILES];
+#pragma unroll
+    for (u32 r = 0; r < TILES; r++) {
+        // A row tile past the end is not read: the last one is computed twice and written once.
+        u32 tile = min_(first_tile + r, n_row_tiles - 1);
+        tiles[r] = row_tile<FORMAT>(p.codes, p.scales, tile, n_steps);
+        if (is_active && n_steps > 0) load_unit<FORMAT, false>(next[r], tiles[r], 0);
+        clear<N_TILES>(total[r]);
+        clear<N_TILES>(acc[r]);
+    }
+
+    u32 split = 0;
+    for (u32 step = 0; step < n_steps; step++) {
+        U4* buffer = stage + step % 2 * STAGE_PIECES;
+#pragma unroll
+        for (u32 i = 0; i < N_OWN; i++) buffer[(thread() + i * N_THREADS) / 16 * STAGE_STRIDE + thread() % 16] = staged[i];
+        // Orders this step's tokens before their readers. The other buffer was last read before this barrier, so the next step may fill it.
+        barrier();
+#pragma unroll
+        for (u32 i = 0; i < N_OWN; i++) staged[i] = load_x8(sources[i], (step + 1) * STEP_COLS + own_column, p.n_cols);
+        if (!is_active) continue;
+        FragC part[TILES][N_TILES];
+#pragma unroll
+        for (u32 r = 0; r < TILES; r++) clear<N_TILES>(part[r]);
+#pragma unroll
+        for (u32 u = 0; u < PER_STEP; u++) {
+            Unit now[TILES];
+            u32 unit = step * PER_STEP + u + 1;
+#pragma unroll
+            for (u32 r = 0; r < TILES; r++) {
+                now[r] = next[r];
+                if (unit < n_steps * PER_STEP) load_unit<FORMAT, false>(next[r], tiles[r], unit);
+            }
+#pragma unroll
+            for (u32 b = 0; b < BLOCKS; b++) {
+                U4 x[N_TILES];
+#pragma unroll
+                for (u32 i = 0; i < N_TILES; i++) {
+                    u32 token = first_token + i * TILE_N + b_col(lane(), 0);
+                    x[i] = buffer[token * STAGE_STRIDE + (u * BLOCKS + b) * 4 + quarter_of(lane())];
+                }
+#pragma unroll
+                for (u32 r = 0; r < TILES; r++) {
+                    FragA a[2];
+                    expand_block<FORMAT>(now[r], b, a);
+                    multiply_block<N_TILES>(a, x, part[r]);
+                }
+            }
+        }
+        bool ends_range = step + 1 == first_step_of(split + 1, p.splits, n_steps);
+        split += ends_range;
+#pragma unroll
+        for (u32 r = 0; r < TILES; r++) {
+            add_step<N_TILES>(acc[r], part[r], step_scale<FORMAT>(tiles[r], step));
+            if (!ends_range) continue;
+            // total + acc * 1 is total + acc.
+            add_step<N_TILES>(total[r], acc[r], 1.0f);
+            clear<N_TILES>(acc[r]);
+        }
+    }
+    if (!is_active) return;
+#pragma unroll
+    for (u32 r = 0; r < TILES; r++) {
+#pragma unroll
+        for (u32 i = 0; i < N_TILES; i++) {
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                u32 token = first_token + i * TILE_N + c_col(lane(), j);
+                u32 row = (first_tile + r) * TILE_M + c_row(lane(), j);
+                if (row < p.n_rows && token < p.n_tokens) p.y[token * p.y_stride + row] = total[r][i].v[j];
+            }
+        }
+    }
+}
