@@ -7,7 +7,7 @@
 
 namespace route_op {
 
-constexpr u32 ROUTE_WAVES = 4, MAX_EXPERTS = 512, MAX_TOP_K = 16;
+constexpr u32 ROUTE_WAVES = 4, MAX_EXPERTS = 512;
 
 struct RouteArgs {
     Step step;

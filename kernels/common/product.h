@@ -23,44 +23,47 @@ constexpr u32 PARTIAL_STRIDE = 20;
 /// Floats of shared memory that `multiply_few` wants for a number of token tiles.
 DEVICE constexpr u32 n_partials(u32 n_tiles) { return PRODUCT_WAVES * n_tiles * TILE_N * PARTIAL_STRIDE; }
 
-/// acc = this wave's range of steps. Codes are requested one batch of units (at least four loads a lane) ahead of their use.
+/// part += one unit's columns, for each token tile.
+template <u32 FORMAT, u32 N_TILES>
+DEVICE void multiply_unit(const Unit& u, u32 unit, const u16* const rows[N_TILES], u32 n_cols, FragC part[N_TILES]) {
+#pragma unroll
+    for (u32 b = 0; b < UnitOf<FORMAT>::BLOCKS; b++) {
+        u32 column = unit * UnitOf<FORMAT>::COLS + b * BLOCK_COLS + quarter_of(lane()) * 8;
+        U4 x[N_TILES];
+#pragma unroll
+        for (u32 i = 0; i < N_TILES; i++) x[i] = load_x8(rows[i], column, n_cols);
+        FragA a[2];
+        expand_block<FORMAT>(u, b, a);
+        multiply_block<N_TILES>(a, x, part);
+    }
+}
+
+/// acc = this wave's range of steps. Four loads of codes a lane are requested ahead of the four that are in use.
 template <u32 FORMAT, u32 N_TILES>
 DEVICE void multiply_range(
     const RowTile& t, const u16* const rows[N_TILES], u32 n_cols, u32 first_step, u32 end_step, FragC acc[N_TILES]) {
-    constexpr u32 PER_STEP = UnitOf<FORMAT>::PER_STEP;
-    constexpr u32 STEPS = PER_STEP * LANE_ROWS >= 4 ? 1 : 4 / (PER_STEP * LANE_ROWS);
-    constexpr u32 UNITS = STEPS * PER_STEP;
-    u32 quarter = quarter_of(lane()), end_unit = end_step * PER_STEP;
+    constexpr u32 PER_STEP = UnitOf<FORMAT>::PER_STEP, UNITS = 4 / LANE_ROWS;
+    u32 end = end_step * PER_STEP;
     Unit next[UNITS];
+    FragC part[N_TILES];
 #pragma unroll
     for (u32 i = 0; i < UNITS; i++) {
-        if (first_step * PER_STEP + i < end_unit) load_unit<FORMAT, true>(next[i], t, first_step * PER_STEP + i);
+        if (first_step * PER_STEP + i < end) load_unit<FORMAT, true>(next[i], t, first_step * PER_STEP + i);
     }
-    for (u32 step = first_step; step < end_step; step += STEPS) {
+    for (u32 first = first_step * PER_STEP; first < end; first += UNITS) {
         Unit now[UNITS];
 #pragma unroll
         for (u32 i = 0; i < UNITS; i++) {
             now[i] = next[i];
-            u32 unit = (step + STEPS) * PER_STEP + i;
-            if (unit < end_unit) load_unit<FORMAT, true>(next[i], t, unit);
+            if (first + UNITS + i < end) load_unit<FORMAT, true>(next[i], t, first + UNITS + i);
         }
 #pragma unroll
-        for (u32 s = 0; s < STEPS; s++) {
-            if (step + s >= end_step) break;
-            FragC part[N_TILES];
-            clear<N_TILES>(part);
-#pragma unroll
-            for (u32 b = 0; b < STEP_COLS / BLOCK_COLS; b++) {
-                constexpr u32 BLOCKS = UnitOf<FORMAT>::BLOCKS;
-                U4 x[N_TILES];
-                u32 column = (step + s) * STEP_COLS + b * BLOCK_COLS + quarter * 8;
-#pragma unroll
-                for (u32 i = 0; i < N_TILES; i++) x[i] = load_x8(rows[i], column, n_cols);
-                FragA a[2];
-                expand_block<FORMAT>(now[s * PER_STEP + b / BLOCKS], b % BLOCKS, a);
-                multiply_block<N_TILES>(a, x, part);
-            }
-            add_step<N_TILES>(acc, part, step_scale<FORMAT>(t, step + s));
+        for (u32 i = 0; i < UNITS; i++) {
+            u32 unit = first + i;
+            if (unit >= end) break;
+            if (unit % PER_STEP == 0) clear<N_TILES>(part);
+            multiply_unit<FORMAT, N_TILES>(now[i], unit, rows, n_cols, part);
+            if (unit % PER_STEP == PER_STEP - 1) add_step<N_TILES>(acc, part, step_scale<FORMAT>(t, unit / PER_STEP));
         }
     }
 }

@@ -183,11 +183,8 @@ template <u32 N_TILES> DEVICE void add_step(FragC acc[N_TILES], const FragC part
     }
 }
 
-/// Eight columns of a token's row from `column` on, zero from n_cols on and for no row at all. Nothing past n_cols is read.
+/// Eight columns of a token's row from `column` on; zeros past the row's end, and for no row at all. n_cols is a multiple of 8.
 DEVICE U4 load_x8(const u16* row, u32 column, u32 n_cols) {
     if (row == nullptr || column >= n_cols) return {0, 0, 0, 0};
-    if (column + 8 <= n_cols) return load16(row + column);
-    u32 words[4] = {0, 0, 0, 0};
-    for (u32 i = 0; i < 8 && column + i < n_cols; i++) words[i / 2] |= (u32)row[column + i] << i % 2 * 16;
-    return {words[0], words[1], words[2], words[3]};
+    return load16(row + column);
 }
