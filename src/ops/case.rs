@@ -2,6 +2,8 @@
 
 use crate::device::{Device, DeviceError};
 
+pub mod data;
+
 /// How far a result is from what it should be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Deviation {
@@ -93,7 +95,16 @@ impl OpCase {
 /// Every case of every op: what `flashd selftest ops` runs. An op with kernels adds its `cases()` here.
 #[must_use]
 pub fn all() -> Vec<OpCase> {
-    let ops: [fn() -> Vec<OpCase>; 0] = [];
+    let ops: [fn() -> Vec<OpCase>; 8] = [
+        super::combine::cases,
+        super::dispatch::cases,
+        super::expert_linear::cases,
+        super::hyper_head::device::cases,
+        super::linear::device::cases,
+        super::repack::cases,
+        super::route::device::cases,
+        super::swiglu::device::cases,
+    ];
     ops.into_iter().flat_map(|cases| cases()).collect()
 }
 

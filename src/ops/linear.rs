@@ -11,6 +11,8 @@ use crate::device::cpu::linear::{Problem, run};
 use crate::device::cpu::simd::LANES;
 use crate::tensor::matrix::{Matrix, MatrixData};
 
+pub mod device;
+
 /// y[t, r - rows.start] = sum over k of x[t, k] * W[r, k].
 #[derive(Debug)]
 pub struct LinearParams<'a> {

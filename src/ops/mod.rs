@@ -2,9 +2,12 @@
 
 pub mod attention;
 pub mod case;
+pub mod combine;
 pub mod compress;
 pub mod copy;
+pub mod dispatch;
 pub mod embed;
+pub mod expert_linear;
 pub mod hadamard;
 pub mod hyper_head;
 pub mod hyper_mix;
@@ -15,6 +18,7 @@ pub mod kv_row;
 pub mod linear;
 pub mod query;
 pub mod ring_store;
+pub mod repack;
 pub mod rms_norm;
 pub mod rope;
 pub mod round_fp4;

@@ -5,6 +5,8 @@
 
 use crate::ids::TokenId;
 
+pub mod device;
+
 /// How experts are chosen.
 #[derive(Clone, Copy, Debug)]
 pub enum RouteChoice<'a> {

@@ -4,6 +4,8 @@
 
 use crate::device::cpu::{Cpu, rows};
 
+pub mod device;
+
 /// Elements that are worth handing to another thread.
 const MIN_TILE_ELEMENTS: usize = 1 << 12;
 
