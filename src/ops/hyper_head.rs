@@ -1,6 +1,8 @@
 //! Hyper-connection at the head: the copies of a row become one by weights g = sigmoid((fn · x) * rsqrt * scale + base) + hc_eps.
 
 use super::hyper_mix::{HC, inverse_rms, sigmoid};
+
+pub mod device;
 use crate::device::cpu::Level;
 use crate::device::cpu::rows::weigh_copies;
 

@@ -122,10 +122,7 @@ impl WeightShape {
     #[must_use]
     pub const fn n_splits(self, n_like_it: u32) -> u32 {
         let mut splits = 1;
-        while splits < PRODUCT_WAVES
-            && self.n_row_tiles() * n_like_it * splits < 3072
-            && self.n_steps() >= 4 * splits
-        {
+        while splits < PRODUCT_WAVES && self.n_row_tiles() * n_like_it * splits < 3072 && self.n_steps() >= 4 * splits {
             splits *= 2;
         }
         splits

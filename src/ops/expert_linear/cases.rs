@@ -48,7 +48,8 @@ impl Experts {
             let mut all = Vec::new();
             for e in 0..u64::from(N_EXPERTS) {
                 let matrix = random_matrix(noise, shape);
-                let to = [codes.address() + e * strides[0] + m * bytes[0], scales.address() + e * strides[1] + m * bytes[1]];
+                let to =
+                    [codes.address() + e * strides[0] + m * bytes[0], scales.address() + e * strides[1] + m * bytes[1]];
                 repack_into(device, shape, &matrix, to)?;
                 all.push(matrix);
             }

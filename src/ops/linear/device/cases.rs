@@ -51,10 +51,7 @@ pub(super) fn cases() -> Vec<OpCase> {
     cases
 }
 
-fn case(
-    name: String,
-    run: impl Fn(&Device) -> Result<Deviation, CaseError> + Send + Sync + 'static,
-) -> OpCase {
+fn case(name: String, run: impl Fn(&Device) -> Result<Deviation, CaseError> + Send + Sync + 'static) -> OpCase {
     OpCase::new("linear", name, run)
 }
 
@@ -71,7 +68,13 @@ struct Problem {
 }
 
 impl Problem {
-    fn new(device: &Device, noise: &mut Noise, shape: WeightShape, n_groups: u32, n_rows: u32) -> Result<Self, DeviceError> {
+    fn new(
+        device: &Device,
+        noise: &mut Noise,
+        shape: WeightShape,
+        n_groups: u32,
+        n_rows: u32,
+    ) -> Result<Self, DeviceError> {
         let matrix = random_matrix(noise, shape);
         Self::of(device, noise, (shape, matrix), n_groups, n_rows)
     }

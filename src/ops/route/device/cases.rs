@@ -16,7 +16,8 @@ pub(super) fn cases() -> Vec<OpCase> {
     let mut cases = Vec::new();
     for (n_rows, n_experts, top_k) in shapes {
         for is_table in [false, true] {
-            let name = format!("{n_rows} rows, {top_k} of {n_experts}, by {}", if is_table { "table" } else { "score" });
+            let name =
+                format!("{n_rows} rows, {top_k} of {n_experts}, by {}", if is_table { "table" } else { "score" });
             cases.push(OpCase::new("route", name, move |d| by_noise(d, n_rows, (n_experts, top_k), is_table)));
         }
     }

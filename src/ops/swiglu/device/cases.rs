@@ -22,7 +22,11 @@ pub(super) fn cases() -> Vec<OpCase> {
     cases
 }
 
-fn compare(device: &Device, [n_rows, multiplier, n_cols]: [usize; 3], is_weighted: bool) -> Result<Deviation, CaseError> {
+fn compare(
+    device: &Device,
+    [n_rows, multiplier, n_cols]: [usize; 3],
+    is_weighted: bool,
+) -> Result<Deviation, CaseError> {
     let mut noise = Noise::new(71);
     let all_rows = n_rows * multiplier;
     // Beyond both clamps on either side; the first pair is not a number.
@@ -32,7 +36,8 @@ fn compare(device: &Device, [n_rows, multiplier, n_cols]: [usize; 3], is_weighte
         *first = f32::NAN;
     }
     let weights = noise.floats(all_rows);
-    let (gate_buffer, up_buffer, weight_buffer) = (upload(device, &gate)?, upload(device, &up)?, upload(device, &weights)?);
+    let (gate_buffer, up_buffer, weight_buffer) =
+        (upload(device, &gate)?, upload(device, &up)?, upload(device, &weights)?);
     let count = upload(device, &[n_rows as u32])?;
     let out = nan_buffer(device, 2 * (all_rows + 2) * n_cols)?;
     let args = SwigluArgs {
@@ -53,7 +58,8 @@ fn compare(device: &Device, [n_rows, multiplier, n_cols]: [usize; 3], is_weighte
         return Err(CaseError::Rule("a row past the count is written".to_owned()));
     }
     let rows = gate.chunks(n_cols).zip(up.chunks(n_cols)).zip(&weights);
-    let want = rows.flat_map(|((gate, up), weight)| reference(gate, up, LIMIT, if is_weighted { *weight } else { 1.0 }));
+    let want =
+        rows.flat_map(|((gate, up), weight)| reference(gate, up, LIMIT, if is_weighted { *weight } else { 1.0 }));
     let mut worst = 0f64;
     for (got, want) in got.iter().zip(want) {
         let got = f64::from(bf16_to_f32(*got));
