@@ -1,5 +1,5 @@
 //! The exhaustive form of the fixtures: every prompt by itself in every chunk size and mode, and every place and number of
-//! rejected drafts. By hand: `cargo test --release --test fixtures_full`.
+//! rejected drafts. `cargo xtask ci --full` runs it.
 
 mod lab;
 

@@ -10,7 +10,7 @@ use anyhow::{Context, bail, ensure};
 use crate::{commands, tidy};
 
 /// Integration tests that take longer than the gate may: `[[test]]` targets with `test = false`, run by `--full`.
-const FULL_TESTS: &[&str] = &[];
+const FULL_TESTS: &[&str] = &["fixtures_full"];
 
 /// Folders whose Python files must compile.
 const PYTHON: [&str; 2] = ["tools", "tests/clients"];
