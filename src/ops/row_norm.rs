@@ -3,6 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
+use crate::ops::case::{CaseError, Deviation, OpCase};
+use crate::ops::fixture::{Batch, Noise, Worst, home, input, output, run_everywhere, values_of};
+use crate::ops::rms_norm;
 use crate::ops::step::Step;
 
 /// Threads of a block, which takes one row.
@@ -34,4 +37,60 @@ const _: () = assert!(size_of::<RowNormArgs>() == 64);
 /// When the device refuses the launch.
 pub fn launch(device: &Device, args: &RowNormArgs, n_rows: u32) -> Result<(), DeviceError> {
     device.launch(device.kernel("row_norm")?, [n_rows, 1, 1], N_THREADS, args)
+}
+
+/// One row in f64, before it is rounded to bf16.
+#[must_use]
+pub fn reference(row: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
+    rms_norm::reference(row, Some(weight), eps)
+}
+
+/// The kernel's cases: the model's width, just past a block, one column.
+#[must_use]
+pub fn cases() -> Vec<OpCase> {
+    let batches: [(usize, &[(usize, usize, usize)]); 4] =
+        [(1024, &[(0, 126, 3), (2, 9, 1)]), (257, &[(1, 0, 2)]), (1, &[(3, 5, 5)]), (64, &[])];
+    let case = |(n_cols, runs): (usize, &[(usize, usize, usize)])| {
+        let batch = Batch::new(runs);
+        let name = format!("N {n_cols}, {} rows", batch.rows().len());
+        OpCase::new("row_norm", name, move |device| check(device, n_cols, &batch))
+    };
+    batches.map(case).into()
+}
+
+fn check(device: &Device, n_cols: usize, batch: &Batch) -> Result<Deviation, CaseError> {
+    let weight = Noise(9).floats(n_cols);
+    let row = |seq: usize, position: usize| Noise::of_row(10, seq, position).floats(n_cols);
+    let run = |batch: &Batch| {
+        let (step, n) = (batch.upload(device, |_, _| 0)?, batch.n_bucket());
+        let x = input(device, &batch.values(n_cols, row))?;
+        let (weight, out) = (input(device, &weight)?, output::<u16>(device, n * n_cols)?);
+        let args = RowNormArgs {
+            step: step.step,
+            x: x.address(),
+            weight: weight.address(),
+            out: out.address(),
+            n_cols: n_cols as u32,
+            eps: 1e-6,
+        };
+        launch(device, &args, n as u32)?;
+        home(device, &out)
+    };
+    let got = run_everywhere(batch, run)?;
+    let mut worst = Worst::default();
+    for ((seq, position), got) in batch.rows().into_iter().zip(got.chunks(2 * n_cols)) {
+        for (got, want) in values_of::<u16>(got).iter().zip(reference(&row(seq, position), &weight, 1e-6)) {
+            // A handful of roundings on values of up to 2.
+            worst.add_bf16(*got, want, 2e-6);
+        }
+    }
+    Ok(worst.deviation())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn cases_pass() {
+        crate::device::testing::run_cases(&super::cases());
+    }
 }

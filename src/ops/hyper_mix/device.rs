@@ -3,7 +3,10 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
-use crate::ops::hyper_mix::HC;
+use crate::ops::case::{CaseError, Deviation, OpCase};
+use crate::ops::fixture::{Batch, Noise, Worst, home, input, interleave, output, run_everywhere, values_of};
+use crate::ops::hyper_mix::{HC, HyperMixParams, MIXES, reference};
+use crate::ops::rms_norm;
 use crate::ops::step::Step;
 
 /// Columns of the flattened copies whose products one block of `hyper_dots` sums: fixed, so that the order of a sum depends on
@@ -71,4 +74,107 @@ pub fn launch(device: &Device, args: &HyperMixArgs, n_rows: u32) -> Result<(), D
     let grid = [n_parts(args.n_cols), n_rows.div_ceil(DOTS_ROWS), 1];
     device.launch(device.kernel("hyper_dots")?, grid, N_THREADS, args)?;
     device.launch(device.kernel("hyper_mix")?, [n_rows, 1, 1], N_THREADS, args)
+}
+
+/// The kernels' cases: the model's width, one of several parts with a rest, the least; rows past a tile of 8.
+#[must_use]
+pub fn cases() -> Vec<OpCase> {
+    let batches: [(usize, &[(usize, usize, usize)]); 5] = [
+        (4096, &[(0, 5, 1), (2, 0, 1)]),
+        (1028, &[(1, 0, 9)]),
+        (256, &[(1, 0, 17), (0, 9, 2)]),
+        (4, &[(3, 7, 8)]),
+        (128, &[]),
+    ];
+    let case = |(n_cols, runs): (usize, &[(usize, usize, usize)])| {
+        let batch = Batch::new(runs);
+        let name = format!("D {n_cols}, {} rows", batch.rows().len());
+        OpCase::new("hyper_mix", name, move |device| check(device, n_cols, &batch))
+    };
+    batches.map(case).into()
+}
+
+/// The weights of a case.
+struct Weights {
+    mix: Vec<f32>,  // [MIXES, HC*D] f32
+    base: Vec<f32>, // [MIXES] f32
+    scale: [f32; 3],
+    norm: Vec<f32>, // [D] f32
+}
+
+fn residual(n_cols: usize, seq: usize, position: usize) -> Vec<f32> {
+    Noise::of_row(3, seq, position).floats(HC * n_cols)
+}
+
+fn run(device: &Device, n_cols: usize, w: &Weights, batch: &Batch) -> Result<Vec<u8>, CaseError> {
+    let (step, n) = (batch.upload(device, |_, _| 0)?, batch.n_bucket());
+    let residual = input(device, &batch.values(HC * n_cols, |seq, position| residual(n_cols, seq, position)))?;
+    let (mix, base) = (input(device, &w.mix)?, input(device, &w.base)?);
+    let (scale, norm) = (input(device, &w.scale)?, input(device, &w.norm)?);
+    let (weights, y) = (output::<f32>(device, n * MIXES)?, output::<u16>(device, n * n_cols)?);
+    let partials = output::<u8>(device, partials_bytes(n as u32, n_cols as u32))?;
+    let args = HyperMixArgs {
+        step: step.step,
+        residual: residual.address(),
+        mix: mix.address(),
+        base: base.address(),
+        scale: scale.address(),
+        norm: norm.address(),
+        weights_out: weights.address(),
+        y: y.address(),
+        partials: partials.address(),
+        n_cols: n_cols as u32,
+        n_iters: 20,
+        norm_eps: 1e-6,
+        hc_eps: 1e-6,
+    };
+    launch(device, &args, n as u32)?;
+    Ok(interleave(&[home(device, &weights)?, home(device, &y)?], n))
+}
+
+fn check(device: &Device, n_cols: usize, batch: &Batch) -> Result<Deviation, CaseError> {
+    let (mut noise, gain) = (Noise(4), 8.0 / (n_cols as f32).sqrt());
+    let w = Weights {
+        mix: noise.floats(MIXES * HC * n_cols).iter().map(|x| x * gain).collect(),
+        base: noise.floats(MIXES),
+        scale: [0.6, 0.7, 0.5],
+        norm: noise.floats(n_cols),
+    };
+    let got = run_everywhere(batch, |batch| run(device, n_cols, &w, batch))?;
+    let mut worst = Worst::default();
+    for ((seq, position), got) in batch.rows().into_iter().zip(got.chunks(4 * MIXES + 2 * n_cols)) {
+        let x = residual(n_cols, seq, position);
+        let dot = |m: &[f32]| m.iter().zip(&x).map(|(m, x)| f64::from(*m) * f64::from(*x)).sum::<f64>() as f32;
+        let mut weights: Vec<f32> = w.mix.chunks(HC * n_cols).map(dot).collect();
+        let p = HyperMixParams {
+            n_cols,
+            residual: &x,
+            base: &w.base,
+            scale: &w.scale,
+            norm_eps: 1e-6,
+            hc_eps: 1e-6,
+            n_iters: 20,
+        };
+        let mut row = vec![0.0; n_cols];
+        reference(&p, &mut weights, &mut row);
+        let (got_weights, got_row) = got.split_at(4 * MIXES);
+        for (got, want) in values_of::<f32>(got_weights).iter().zip(&weights) {
+            // Dots of thousands of terms, then 40 normalisations of one rounding each.
+            worst.add(*got, f64::from(*want), 2e-5);
+        }
+        let want = rms_norm::reference(&row, Some(&w.norm), 1e-6);
+        for (got, want) in values_of::<u16>(got_row).iter().zip(want) {
+            // The weights' error, on values of a few units.
+            worst.add_bf16(*got, want, 1e-4);
+        }
+    }
+    Ok(worst.deviation())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn cases_pass() {
+        crate::device::testing::run_cases(&super::cases());
+    }
 }
