@@ -3,8 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
+use crate::ops::case::batch::home;
+use crate::ops::case::data::{Noise, upload};
 use crate::ops::case::{CaseError, Deviation, OpCase};
-use crate::ops::fixture::{Noise, home, input};
 
 /// Threads of a block.
 const N_THREADS: u32 = 256;
@@ -75,12 +76,12 @@ pub fn cases() -> Vec<OpCase> {
 }
 
 fn check(device: &Device, list: &[(u64, u64, u64)]) -> Result<Deviation, CaseError> {
-    let mut memory: Vec<u8> = (0..800_000).map(|i| Noise(i / 8).next_u64() as u8 ^ i as u8).collect();
-    let buffer = input(device, &memory)?;
+    let mut memory: Vec<u8> = (0..800_000).map(|i| Noise::new(i / 8).next_u64() as u8 ^ i as u8).collect();
+    let buffer = upload(device, &memory)?;
     let base = buffer.address();
     let item = |&(src, dst, n_bytes): &(u64, u64, u64)| CopyItem { src: base + src, dst: base + dst, n_bytes };
     let items: Vec<CopyItem> = list.iter().map(item).collect();
-    let on_device = input(device, &items)?;
+    let on_device = upload(device, &items)?;
     let args = CopyArgs { items: on_device.address(), n: items.len() as u32, pad: 0 };
     launch(device, &args, list.iter().map(|item| item.2).max().unwrap_or(0))?;
     reference(&items, &mut memory, |address| (address - base) as usize);

@@ -3,8 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
+use crate::ops::case::batch::{Batch, Worst, home, output, rope_table, row_noise, run_everywhere, values_of};
+use crate::ops::case::data::upload;
 use crate::ops::case::{CaseError, Deviation, OpCase};
-use crate::ops::fixture::{Batch, Noise, Worst, home, input, output, rope_table, run_everywhere, values_of};
 use crate::ops::hadamard;
 use crate::ops::rope::{self, RopeTable};
 use crate::ops::round_fp4::KEY_DIMS;
@@ -68,15 +69,15 @@ pub fn cases() -> Vec<OpCase> {
 
 fn heads(n_heads: usize, seq: usize, position: usize) -> Vec<f32> {
     let gain = if position == 1 { 0.0 } else { 3.0 };
-    Noise::of_row(13, seq, position).floats(n_heads * KEY_DIMS).iter().map(|x| x * gain).collect()
+    row_noise(13, seq, position).floats(n_heads * KEY_DIMS).iter().map(|x| x * gain).collect()
 }
 
 fn check(device: &Device, n_heads: usize, batch: &Batch) -> Result<Deviation, CaseError> {
     let (table, width) = (rope_table(), n_heads * KEY_DIMS);
     let run = |batch: &Batch| {
         let (step, n) = (batch.upload(device, |_, _| 0)?, batch.n_bucket());
-        let x = input(device, &batch.values(width, |seq, position| heads(n_heads, seq, position)))?;
-        let (freqs, out) = (input(device, table.freqs())?, output::<u16>(device, n * width)?);
+        let x = upload(device, &batch.values(width, |seq, position| heads(n_heads, seq, position)))?;
+        let (freqs, out) = (upload(device, table.freqs())?, output::<u16>(device, n * width)?);
         let args = IndexQueryArgs {
             step: step.step,
             x: x.address(),

@@ -3,8 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
+use crate::ops::case::batch::{Batch, Worst, home, output, rope_table, row_noise, run_everywhere};
+use crate::ops::case::data::{Noise, upload};
 use crate::ops::case::{CaseError, Deviation, OpCase};
-use crate::ops::fixture::{Batch, Noise, Worst, home, input, output, rope_table, run_everywhere};
 use crate::ops::rms_norm;
 use crate::ops::rope::{self, RopeTable};
 use crate::ops::round_fp8::{CACHE_DIMS, CACHE_ROW_BYTES};
@@ -70,7 +71,7 @@ pub fn cases() -> Vec<OpCase> {
 }
 
 fn numbers(seq: usize, position: usize) -> Vec<f32> {
-    let mut row = Noise::of_row(11, seq, position).floats(CACHE_DIMS);
+    let mut row = row_noise(11, seq, position).floats(CACHE_DIMS);
     match position {
         1 => row.fill(0.0),
         2 => row[70] = f32::NAN,
@@ -81,11 +82,11 @@ fn numbers(seq: usize, position: usize) -> Vec<f32> {
 }
 
 fn check(device: &Device, batch: &Batch) -> Result<Deviation, CaseError> {
-    let (table, weight) = (rope_table(), Noise(12).floats(CACHE_DIMS));
+    let (table, weight) = (rope_table(), Noise::new(12).floats(CACHE_DIMS));
     let run = |batch: &Batch| {
         let (step, n) = (batch.upload(device, |_, _| 0)?, batch.n_bucket());
-        let x = input(device, &batch.values(CACHE_DIMS, numbers))?;
-        let (weight, freqs) = (input(device, &weight)?, input(device, table.freqs())?);
+        let x = upload(device, &batch.values(CACHE_DIMS, numbers))?;
+        let (weight, freqs) = (upload(device, &weight)?, upload(device, table.freqs())?);
         let rows = output::<u8>(device, n * CACHE_ROW_BYTES)?;
         let args = KvRowArgs {
             step: step.step,

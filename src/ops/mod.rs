@@ -8,7 +8,6 @@ pub mod copy;
 pub mod dispatch;
 pub mod embed;
 pub mod expert_linear;
-pub mod fixture;
 pub mod hadamard;
 pub mod hyper_head;
 pub mod hyper_mix;

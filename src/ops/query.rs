@@ -3,8 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
+use crate::ops::case::batch::{Batch, Worst, home, output, rope_table, row_noise, run_everywhere, values_of};
+use crate::ops::case::data::upload;
 use crate::ops::case::{CaseError, Deviation, OpCase};
-use crate::ops::fixture::{Batch, Noise, Worst, home, input, output, rope_table, run_everywhere, values_of};
 use crate::ops::rms_norm;
 use crate::ops::rope::{self, RopeTable};
 use crate::ops::step::Step;
@@ -72,15 +73,15 @@ pub fn cases() -> Vec<OpCase> {
 
 fn heads(n_heads: usize, seq: usize, position: usize) -> Vec<f32> {
     let gain = if position == 1 { 0.0 } else { 30.0 };
-    Noise::of_row(8, seq, position).floats(n_heads * HEAD_DIM as usize).iter().map(|x| x * gain).collect()
+    row_noise(8, seq, position).floats(n_heads * HEAD_DIM as usize).iter().map(|x| x * gain).collect()
 }
 
 fn check(device: &Device, n_heads: usize, batch: &Batch) -> Result<Deviation, CaseError> {
     let (table, width) = (rope_table(), n_heads * HEAD_DIM as usize);
     let run = |batch: &Batch| {
         let (step, n) = (batch.upload(device, |_, _| 0)?, batch.n_bucket());
-        let q = input(device, &batch.values(width, |seq, position| heads(n_heads, seq, position)))?;
-        let (freqs, out) = (input(device, table.freqs())?, output::<u16>(device, n * width)?);
+        let q = upload(device, &batch.values(width, |seq, position| heads(n_heads, seq, position)))?;
+        let (freqs, out) = (upload(device, table.freqs())?, output::<u16>(device, n * width)?);
         let args = QueryArgs {
             step: step.step,
             q: q.address(),

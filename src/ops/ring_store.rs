@@ -3,8 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
+use crate::ops::case::batch::{Batch, N_SLOTS, home, row_noise, slot};
+use crate::ops::case::data::{Noise, upload};
 use crate::ops::case::{CaseError, Deviation, OpCase};
-use crate::ops::fixture::{Batch, N_SLOTS, Noise, home, input, slot};
 use crate::ops::round_fp8::CACHE_ROW_BYTES;
 use crate::ops::step::Step;
 
@@ -113,18 +114,18 @@ impl Rings {
 }
 
 fn window_row(seq: usize, position: usize) -> Vec<u8> {
-    let mut noise = Noise::of_row(30, seq, position);
+    let mut noise = row_noise(30, seq, position);
     (0..CACHE_ROW_BYTES).map(|_| noise.next_u64() as u8).collect()
 }
 
 /// A seed's numbers of a position.
 fn numbers(seed: u64, n_cols: usize, seq: usize, position: usize) -> Vec<f32> {
-    Noise::of_row(seed, seq, position).floats(n_cols)
+    row_noise(seed, seq, position).floats(n_cols)
 }
 
 /// A raw row as it is stored.
 fn raw_row(seed: u64, ratio: usize, n_cols: usize, seq: usize, position: usize) -> Vec<u8> {
-    let ape = Noise(seed + 2).floats(ratio * n_cols);
+    let ape = Noise::new(seed + 2).floats(ratio * n_cols);
     let term = &ape[position % ratio * n_cols..];
     let gates = numbers(seed + 1, n_cols, seq, position);
     let gates = gates.iter().zip(term).map(|(gate, term)| gate + term);
@@ -135,13 +136,13 @@ fn run(device: &Device, rings: &Rings, batch: &Batch) -> Result<Vec<u8>, CaseErr
     let (step, sizes) = (batch.upload(device, |_, _| 0)?, rings.sizes());
     let mut rows: Vec<u8> = batch.rows().into_iter().flat_map(|(seq, position)| window_row(seq, position)).collect();
     rows.resize(batch.n_bucket() * CACHE_ROW_BYTES, 0);
-    let (rows, slots) = (input(device, &rows)?, input(device, &vec![0xFFu8; N_SLOTS * rings.slot_stride()])?);
+    let (rows, slots) = (upload(device, &rows)?, upload(device, &vec![0xFFu8; N_SLOTS * rings.slot_stride()])?);
     let values = |seed: u64, ring: Option<(usize, usize)>| {
         let n_cols = ring.map_or(0, |ring| ring.1);
-        input(device, &batch.values(n_cols, |seq, position| numbers(seed, n_cols, seq, position)))
+        upload(device, &batch.values(n_cols, |seq, position| numbers(seed, n_cols, seq, position)))
     };
     let terms = |seed: u64, ring: Option<(usize, usize)>| {
-        input(device, &Noise(seed).floats(rings.ratio * ring.map_or(0, |ring| ring.1)))
+        upload(device, &Noise::new(seed).floats(rings.ratio * ring.map_or(0, |ring| ring.1)))
     };
     let (a, s, ape) = (values(31, rings.raw)?, values(32, rings.raw)?, terms(33, rings.raw)?);
     let (ia, is, iape) = (values(41, rings.index)?, values(42, rings.index)?, terms(43, rings.index)?);

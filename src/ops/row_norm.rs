@@ -3,8 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
+use crate::ops::case::batch::{Batch, Worst, home, output, row_noise, run_everywhere, values_of};
+use crate::ops::case::data::{Noise, upload};
 use crate::ops::case::{CaseError, Deviation, OpCase};
-use crate::ops::fixture::{Batch, Noise, Worst, home, input, output, run_everywhere, values_of};
 use crate::ops::rms_norm;
 use crate::ops::step::Step;
 
@@ -59,12 +60,12 @@ pub fn cases() -> Vec<OpCase> {
 }
 
 fn check(device: &Device, n_cols: usize, batch: &Batch) -> Result<Deviation, CaseError> {
-    let weight = Noise(9).floats(n_cols);
-    let row = |seq: usize, position: usize| Noise::of_row(10, seq, position).floats(n_cols);
+    let weight = Noise::new(9).floats(n_cols);
+    let row = |seq: usize, position: usize| row_noise(10, seq, position).floats(n_cols);
     let run = |batch: &Batch| {
         let (step, n) = (batch.upload(device, |_, _| 0)?, batch.n_bucket());
-        let x = input(device, &batch.values(n_cols, row))?;
-        let (weight, out) = (input(device, &weight)?, output::<u16>(device, n * n_cols)?);
+        let x = upload(device, &batch.values(n_cols, row))?;
+        let (weight, out) = (upload(device, &weight)?, output::<u16>(device, n * n_cols)?);
         let args = RowNormArgs {
             step: step.step,
             x: x.address(),

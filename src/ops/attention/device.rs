@@ -4,11 +4,12 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
 use crate::ops::attention::DEVICE_TILE_ROWS;
-use crate::ops::case::{CaseError, Deviation, OpCase};
-use crate::ops::fixture::{
-    Batch, N_SLOTS, Noise, Worst, block, decode_kv, home, input, n_blocks, output, rope_table, rounded_to_bf16,
+use crate::ops::case::batch::{
+    Batch, N_SLOTS, Worst, block, decode_kv, home, n_blocks, output, rope_table, rounded_to_bf16, row_noise,
     run_everywhere, slot, to_bf16, values_of,
 };
+use crate::ops::case::data::{Noise, upload};
+use crate::ops::case::{CaseError, Deviation, OpCase};
 use crate::ops::rope;
 use crate::ops::round_fp8::{CACHE_DIMS, CACHE_ROW_BYTES};
 use crate::ops::step::Step;
@@ -143,7 +144,7 @@ pub fn cases() -> Vec<OpCase> {
 
 /// A stored row: any codes but NaN, scales around 2^-9 so that values are near 1, rotary columns in [-1, 1).
 fn stored_row(seed: u64, seq: usize, index: usize) -> Vec<u8> {
-    let mut noise = Noise::of_row(seed, seq, index);
+    let mut noise = row_noise(seed, seq, index);
     let mut code = || match noise.next_u64() as u8 {
         0x7F | 0xFF => 0x3A,
         byte => byte,
@@ -162,12 +163,12 @@ fn stored_row(seed: u64, seq: usize, index: usize) -> Vec<u8> {
 fn query(layer: Layer, seq: usize, position: usize) -> Vec<f32> {
     let gain = if position.is_multiple_of(5) { 40.0 } else { 2.0 };
     let q: Vec<f32> =
-        Noise::of_row(72, seq, position).floats(layer.n_heads * CACHE_DIMS).iter().map(|x| x * gain).collect();
+        row_noise(72, seq, position).floats(layer.n_heads * CACHE_DIMS).iter().map(|x| x * gain).collect();
     rounded_to_bf16(&q)
 }
 
 fn sinks(layer: Layer) -> Vec<f32> {
-    Noise(73).floats(layer.n_heads).iter().enumerate().map(|(h, x)| if h == 2 { 60.0 } else { 3.0 * x }).collect()
+    Noise::new(73).floats(layer.n_heads).iter().enumerate().map(|(h, x)| if h == 2 { 60.0 } else { 3.0 * x }).collect()
 }
 
 impl Layer {
@@ -185,7 +186,7 @@ impl Layer {
         if self.k == 0 || n <= self.k {
             return (0..n).collect();
         }
-        let mut noise = Noise::of_row(74, seq, position);
+        let mut noise = row_noise(74, seq, position);
         (0..self.k).map(|i| i * n / self.k + noise.next_u64() as usize % (n / self.k)).collect()
     }
 
@@ -241,9 +242,9 @@ fn run(device: &Device, layer: Layer, batch: &Batch) -> Result<Vec<u8>, CaseErro
     let mut own: Vec<u8> = batch.rows().into_iter().flat_map(|(seq, position)| stored_row(70, seq, position)).collect();
     own.resize(n * CACHE_ROW_BYTES, 0xFF);
     let [rings, blocks] = layer.caches(batch);
-    let (q, own, sink) = (input(device, &q)?, input(device, &own)?, input(device, &sinks(layer))?);
-    let (rings, blocks) = (input(device, &rings)?, input(device, &blocks)?);
-    let (chosen, freqs) = (input(device, &layer.chosen(batch))?, input(device, rope_table().freqs())?);
+    let (q, own, sink) = (upload(device, &q)?, upload(device, &own)?, upload(device, &sinks(layer))?);
+    let (rings, blocks) = (upload(device, &rings)?, upload(device, &blocks)?);
+    let (chosen, freqs) = (upload(device, &layer.chosen(batch))?, upload(device, rope_table().freqs())?);
     let out = output::<u16>(device, n * width)?;
     let args = AttentionArgs {
         step: step.step,

@@ -3,11 +3,12 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
+use crate::ops::case::batch::{
+    Batch, N_SLOTS, Worst, block, home, is_garbage, n_blocks, rope_table, row_noise, run_everywhere, slot,
+};
+use crate::ops::case::data::{Noise, upload};
 use crate::ops::case::{CaseError, Deviation, OpCase};
 use crate::ops::compress::reference;
-use crate::ops::fixture::{
-    Batch, N_SLOTS, Noise, Worst, block, home, input, is_garbage, n_blocks, rope_table, run_everywhere, slot,
-};
 use crate::ops::hadamard;
 use crate::ops::rms_norm;
 use crate::ops::rope;
@@ -131,25 +132,26 @@ impl Layer {
     }
 
     fn ape(self) -> Vec<f32> {
-        Noise(20).floats(self.ratio * self.n_cols())
+        Noise::new(20).floats(self.ratio * self.n_cols())
     }
 
     fn norm(self) -> Vec<f32> {
-        Noise(21).floats(self.row_dim())
+        Noise::new(21).floats(self.row_dim())
     }
 
     /// Values and logits of a position, without the positional term.
     fn raw(self, seq: usize, position: usize) -> [Vec<f32>; 2] {
-        let mut noise = Noise::of_row(22, seq, position);
+        let mut noise = row_noise(22, seq, position);
         let values = noise.floats(self.n_cols());
         [values, noise.floats(self.n_cols()).iter().map(|x| 4.0 * x).collect()]
     }
 
-    /// Logits with the positional term.
-    fn gates(self, seq: usize, position: usize) -> Vec<f32> {
-        let (ape, [_, gates]) = (self.ape(), self.raw(seq, position));
+    /// Values, and logits with the positional term.
+    fn stored(self, ape: &[f32], seq: usize, position: usize) -> [Vec<f32>; 2] {
+        let [values, mut gates] = self.raw(seq, position);
         let term = &ape[position % self.ratio * self.n_cols()..];
-        gates.iter().zip(term).map(|(gate, term)| gate + term).collect()
+        gates.iter_mut().zip(term).for_each(|(gate, term)| *gate += term);
+        [values, gates]
     }
 
     /// Where a group's row lies in the pool of blocks.
@@ -161,12 +163,11 @@ impl Layer {
     /// The rings of all slots as earlier steps left them: NaN where nothing is needed.
     fn rings(self, batch: &Batch) -> Vec<f32> {
         let mut rings = vec![f32::NAN; N_SLOTS * self.slot_stride() / 4];
-        let width = 2 * self.n_cols();
+        let (width, ape) = (2 * self.n_cols(), self.ape());
         for run in &batch.runs {
             for position in run.first_pos.saturating_sub(self.n_ring())..run.first_pos {
                 let at = slot(run.seq) * self.slot_stride() / 4 + position % self.n_ring() * width;
-                let row = [self.raw(run.seq, position)[0].clone(), self.gates(run.seq, position)].concat();
-                rings[at..at + width].copy_from_slice(&row);
+                rings[at..at + width].copy_from_slice(&self.stored(&ape, run.seq, position).concat());
             }
         }
         rings
@@ -177,11 +178,12 @@ impl Layer {
         let (dim, ratio) = (self.row_dim(), self.ratio);
         let halves =
             if ratio == 4 { [(group.wrapping_sub(1), 0), (group, dim)] } else { [(usize::MAX, 0), (group, 0)] };
-        let (mut values, mut gates) = (Vec::new(), Vec::new());
+        let (ape, mut values, mut gates) = (self.ape(), Vec::new(), Vec::new());
         for (group, first) in halves.into_iter().filter(|half| half.0 != usize::MAX) {
             for position in group * ratio..(group + 1) * ratio {
-                values.push(self.raw(seq, position)[0][first..first + dim].to_vec());
-                gates.push(self.gates(seq, position)[first..first + dim].to_vec());
+                let row = self.stored(&ape, seq, position);
+                values.push(row[0][first..first + dim].to_vec());
+                gates.push(row[1][first..first + dim].to_vec());
             }
         }
         let (values, gates): (Vec<&[f32]>, Vec<&[f32]>) =
@@ -196,11 +198,11 @@ impl Layer {
 /// The stored row of every row that completes a group, garbage for the others; all other bytes must stay garbage.
 fn run(device: &Device, layer: Layer, batch: &Batch) -> Result<Vec<u8>, CaseError> {
     let (step, width) = (batch.upload(device, |_, _| 0)?, layer.n_cols());
-    let a = input(device, &batch.values(width, |seq, position| layer.raw(seq, position)[0].clone()))?;
-    let s = input(device, &batch.values(width, |seq, position| layer.raw(seq, position)[1].clone()))?;
-    let (ape, norm, freqs) = (input(device, &layer.ape())?, input(device, &layer.norm())?, rope_table());
-    let (freqs, ring) = (input(device, freqs.freqs())?, input(device, &layer.rings(batch))?);
-    let blocks = input(device, &vec![0xFFu8; n_blocks(2048) * layer.block_stride()])?;
+    let a = upload(device, &batch.values(width, |seq, position| layer.raw(seq, position)[0].clone()))?;
+    let s = upload(device, &batch.values(width, |seq, position| layer.raw(seq, position)[1].clone()))?;
+    let (ape, norm, freqs) = (upload(device, &layer.ape())?, upload(device, &layer.norm())?, rope_table());
+    let (freqs, ring) = (upload(device, freqs.freqs())?, upload(device, &layer.rings(batch))?);
+    let blocks = upload(device, &vec![0xFFu8; n_blocks(1280) * layer.block_stride()])?;
     let args = CompressArgs {
         step: step.step,
         a: a.address(),
@@ -248,7 +250,7 @@ fn check(device: &Device, layer: Layer, batch: &Batch) -> Result<Deviation, Case
         let want = layer.reference(seq, position / layer.ratio);
         // Two sums of up to 128 terms, exp, norm: errors of 1e-6 on values of up to 3, before the row's own rounding.
         if layer.is_index {
-            worst.add_e2m1(&crate::ops::fixture::decode_key(got), &want, 2e-5);
+            worst.add_e2m1(&crate::ops::case::batch::decode_key(got), &want, 2e-5);
         } else {
             worst.add_kv_row(got, &want, 1e-5);
         }

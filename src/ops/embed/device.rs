@@ -3,8 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
+use crate::ops::case::batch::{Batch, N_SLOTS, home, interleave, output, run_everywhere, slot};
+use crate::ops::case::data::{Noise, upload};
 use crate::ops::case::{CaseError, Deviation, OpCase};
-use crate::ops::fixture::{Batch, N_SLOTS, Noise, home, input, interleave, output, run_everywhere, slot};
 use crate::ops::hyper_mix::HC;
 use crate::ops::step::{Step, TOKEN_OF_SLOT};
 use crate::tensor::format::bf16_to_f32;
@@ -66,11 +67,11 @@ fn token(seq: usize, position: usize) -> u32 {
 }
 
 fn check(device: &Device, n_cols: usize, batch: &Batch) -> Result<Deviation, CaseError> {
-    let table = Noise(1).floats(11 * n_cols).iter().map(|x| x.to_bits() as u16 & 0xBFFF).collect::<Vec<u16>>();
+    let table = Noise::new(1).floats(11 * n_cols).iter().map(|x| x.to_bits() as u16 & 0xBFFF).collect::<Vec<u16>>();
     let slot_tokens: [u32; N_SLOTS] = [3, 10, 99, 0, 5];
     let run = |batch: &Batch| {
         let step = batch.upload(device, token)?;
-        let (slot_tokens, table) = (input(device, &slot_tokens)?, input(device, &table)?);
+        let (slot_tokens, table) = (upload(device, &slot_tokens)?, upload(device, &table)?);
         let n = batch.n_bucket();
         let (ids, residual) = (output::<u32>(device, n)?, output::<f32>(device, n * HC * n_cols)?);
         let args = EmbedArgs {

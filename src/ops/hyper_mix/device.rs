@@ -3,8 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
+use crate::ops::case::batch::{Batch, Worst, home, interleave, output, row_noise, run_everywhere, values_of};
+use crate::ops::case::data::{Noise, upload};
 use crate::ops::case::{CaseError, Deviation, OpCase};
-use crate::ops::fixture::{Batch, Noise, Worst, home, input, interleave, output, run_everywhere, values_of};
 use crate::ops::hyper_mix::{HC, HyperMixParams, MIXES, reference};
 use crate::ops::rms_norm;
 use crate::ops::step::Step;
@@ -103,14 +104,14 @@ struct Weights {
 }
 
 fn residual(n_cols: usize, seq: usize, position: usize) -> Vec<f32> {
-    Noise::of_row(3, seq, position).floats(HC * n_cols)
+    row_noise(3, seq, position).floats(HC * n_cols)
 }
 
 fn run(device: &Device, n_cols: usize, w: &Weights, batch: &Batch) -> Result<Vec<u8>, CaseError> {
     let (step, n) = (batch.upload(device, |_, _| 0)?, batch.n_bucket());
-    let residual = input(device, &batch.values(HC * n_cols, |seq, position| residual(n_cols, seq, position)))?;
-    let (mix, base) = (input(device, &w.mix)?, input(device, &w.base)?);
-    let (scale, norm) = (input(device, &w.scale)?, input(device, &w.norm)?);
+    let residual = upload(device, &batch.values(HC * n_cols, |seq, position| residual(n_cols, seq, position)))?;
+    let (mix, base) = (upload(device, &w.mix)?, upload(device, &w.base)?);
+    let (scale, norm) = (upload(device, &w.scale)?, upload(device, &w.norm)?);
     let (weights, y) = (output::<f32>(device, n * MIXES)?, output::<u16>(device, n * n_cols)?);
     let partials = output::<u8>(device, partials_bytes(n as u32, n_cols as u32))?;
     let args = HyperMixArgs {
@@ -133,7 +134,7 @@ fn run(device: &Device, n_cols: usize, w: &Weights, batch: &Batch) -> Result<Vec
 }
 
 fn check(device: &Device, n_cols: usize, batch: &Batch) -> Result<Deviation, CaseError> {
-    let (mut noise, gain) = (Noise(4), 8.0 / (n_cols as f32).sqrt());
+    let (mut noise, gain) = (Noise::new(4), 8.0 / (n_cols as f32).sqrt());
     let w = Weights {
         mix: noise.floats(MIXES * HC * n_cols).iter().map(|x| x * gain).collect(),
         base: noise.floats(MIXES),

@@ -3,8 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
+use crate::ops::case::batch::{Batch, Worst, home, row_noise, run_everywhere, values_of};
+use crate::ops::case::data::upload;
 use crate::ops::case::{CaseError, Deviation, OpCase};
-use crate::ops::fixture::{Batch, Noise, Worst, home, input, run_everywhere, values_of};
 use crate::ops::hyper_mix::{HC, MIXES};
 use crate::ops::hyper_post::{HyperPostParams, reference};
 use crate::ops::step::Step;
@@ -56,7 +57,7 @@ pub fn cases() -> Vec<OpCase> {
 }
 
 fn numbers(seed: u64, n: usize, seq: usize, position: usize) -> Vec<f32> {
-    Noise::of_row(seed, seq, position).floats(n)
+    row_noise(seed, seq, position).floats(n)
 }
 
 fn run(device: &Device, n_cols: usize, batch: &Batch) -> Result<Vec<u8>, CaseError> {
@@ -66,7 +67,7 @@ fn run(device: &Device, n_cols: usize, batch: &Batch) -> Result<Vec<u8>, CaseErr
     let mut copies = batch.values(HC * n_cols, |seq, position| numbers(7, HC * n_cols, seq, position));
     // The padding is garbage that must stay as it is.
     copies[batch.rows().len() * HC * n_cols..].fill(f32::from_bits(u32::MAX));
-    let (made, weights, residual) = (input(device, &made)?, input(device, &weights)?, input(device, &copies)?);
+    let (made, weights, residual) = (upload(device, &made)?, upload(device, &weights)?, upload(device, &copies)?);
     let args = HyperPostArgs {
         step: step.step,
         output: made.address(),

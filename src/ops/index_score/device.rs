@@ -3,10 +3,11 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
-use crate::ops::case::{CaseError, Deviation, OpCase};
-use crate::ops::fixture::{
-    Batch, Noise, Worst, block, decode_key, home, input, n_blocks, output, run_everywhere, to_bf16, values_of,
+use crate::ops::case::batch::{
+    Batch, Worst, block, decode_key, home, n_blocks, output, row_noise, run_everywhere, to_bf16, values_of,
 };
+use crate::ops::case::data::upload;
+use crate::ops::case::{CaseError, Deviation, OpCase};
 use crate::ops::index_score::reference;
 use crate::ops::round_fp4::{KEY_DIMS, KEY_ROW_BYTES};
 use crate::ops::step::Step;
@@ -113,7 +114,7 @@ pub fn cases() -> Vec<OpCase> {
 
 /// A stored key with scales that differ by up to 2^4, so that every dot is exact.
 fn key(seq: usize, group: usize) -> Vec<u8> {
-    let mut noise = Noise::of_row(50, seq, group);
+    let mut noise = row_noise(50, seq, group);
     (0..KEY_ROW_BYTES)
         .map(|i| if i < 64 { noise.next_u64() as u8 } else { 123 + (noise.next_u64() % 5) as u8 })
         .collect()
@@ -125,7 +126,7 @@ fn queries(n_heads: usize, seq: usize, position: usize) -> Vec<f32> {
 }
 
 fn weights(n_heads: usize, seq: usize, position: usize) -> Vec<f32> {
-    Noise::of_row(51, seq, position).floats(n_heads)
+    row_noise(51, seq, position).floats(n_heads)
 }
 
 const SCALE: f32 = 0.011;
@@ -142,7 +143,7 @@ fn run(device: &Device, shape: Shape, batch: &Batch) -> Result<Vec<u8>, CaseErro
             bytes[at..at + KEY_ROW_BYTES].copy_from_slice(&key(run.seq, group));
         }
     }
-    let (iq, w, blocks) = (input(device, &to_bf16(&iq))?, input(device, &w)?, input(device, &bytes)?);
+    let (iq, w, blocks) = (upload(device, &to_bf16(&iq))?, upload(device, &w)?, upload(device, &bytes)?);
     let mut all = Vec::new();
     for first_row in (0..batch.n_bucket()).step_by(n_tile_rows) {
         let n_tile_rows = n_tile_rows.min(batch.n_bucket() - first_row);

@@ -3,8 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
+use crate::ops::case::batch::{Batch, home, output, row_noise, run_everywhere, values_of};
+use crate::ops::case::data::upload;
 use crate::ops::case::{CaseError, Deviation, OpCase};
-use crate::ops::fixture::{Batch, Noise, home, input, output, run_everywhere, values_of};
 use crate::ops::step::Step;
 use crate::ops::top_k::reference;
 
@@ -75,7 +76,7 @@ pub fn cases() -> Vec<OpCase> {
 }
 
 fn scores_of(kind: Scores, seq: usize, position: usize) -> Vec<f32> {
-    let mut noise = Noise::of_row(60, seq, position);
+    let mut noise = row_noise(60, seq, position);
     let n = (position + 1) / 4;
     match kind {
         Scores::Different => noise.floats(n),
@@ -103,7 +104,7 @@ fn run(device: &Device, k: usize, kind: Scores, batch: &Batch) -> Result<Vec<u8>
         scores.resize(max_groups, f32::INFINITY);
         scores
     });
-    let (scores, chosen) = (input(device, &scores)?, output::<u32>(device, n * k)?);
+    let (scores, chosen) = (upload(device, &scores)?, output::<u32>(device, n * k)?);
     // Two launches, each over a part of the rows.
     for (first_row, n_tile_rows) in [(0, n.min(2)), (2, n.saturating_sub(2))].into_iter().filter(|part| part.1 > 0) {
         let args = TopKArgs {

@@ -1,12 +1,13 @@
-//! What the cases of kernels share: numbers from a fixed generator, device buffers full of garbage, and steps of ragged runs.
+//! Steps of ragged runs for device cases, and how the rows of their results are compared.
 //!
 //! Cases think of sequences whose rows are known at every position. A [`Batch`] takes runs of some of them; the same position
 //! must come out with the same bits in every batch that holds it.
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Pod;
 
 use crate::device::{Buffer, Device};
 use crate::ops::case::CaseError;
+use crate::ops::case::data::{Noise, download, nan_buffer, upload};
 use crate::ops::rope::{RopeParams, RopeTable, YarnParams};
 use crate::ops::round_fp4::{FP4_GROUP, KEY_CODES_BYTES, KEY_DIMS};
 use crate::ops::round_fp8::{CACHE_DIMS, CACHE_FP8_DIMS, CACHE_GROUP, CACHE_ROW_BYTES, CACHE_SCALES_BYTES};
@@ -19,10 +20,6 @@ pub const N_SLOTS: usize = 5;
 const MAX_BLOCKS: usize = 1 << 12;
 /// What unread memory and outputs hold before a kernel runs: every float of it is NaN.
 const GARBAGE: u8 = 0xFF;
-
-/// A small fixed generator (splitmix64).
-#[derive(Clone, Debug)]
-pub struct Noise(pub u64);
 
 /// Rows of one sequence.
 #[derive(Clone, Copy, Debug)]
@@ -56,34 +53,6 @@ pub struct StepBuffers {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Worst(pub f64);
 
-impl Noise {
-    /// 64 bits.
-    pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        x ^ (x >> 31)
-    }
-
-    /// Uniform in [-1, 1).
-    pub fn unit(&mut self) -> f32 {
-        (self.next_u64() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    }
-
-    /// `n` of them.
-    pub fn floats(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| self.unit()).collect()
-    }
-
-    /// The numbers of one row of one sequence, the same in every batch.
-    #[must_use]
-    pub fn of_row(seed: u64, seq: usize, position: usize) -> Self {
-        let mut noise = Self(seed ^ ((seq as u64) << 40) ^ position as u64);
-        let _ = noise.next_u64();
-        Self(noise.next_u64())
-    }
-}
-
 impl Batch {
     /// Runs of (sequence, first position, rows), and three rows of padding.
     #[must_use]
@@ -111,11 +80,19 @@ impl Batch {
         all
     }
 
-    /// Each row as a batch of its own.
+    /// Rows of the step as batches of their own, with their numbers: all of them while they are few, else some, the first and the
+    /// last of every run among them.
     #[must_use]
-    pub fn alone(&self) -> Vec<Self> {
-        let one = |(seq, first_pos)| Self { runs: vec![Run { seq, first_pos, n_rows: 1 }], n_padding: 0 };
-        self.rows().into_iter().map(one).collect()
+    pub fn alone(&self) -> Vec<(usize, Self)> {
+        let rows = self.rows();
+        let spread = rows.len().div_ceil(8).max(1);
+        let is_edge =
+            |t: usize| t == 0 || t + 1 == rows.len() || rows[t - 1].0 != rows[t].0 || rows[t + 1].0 != rows[t].0;
+        let one = |t: usize| {
+            let (seq, first_pos) = rows[t];
+            (t, Self { runs: vec![Run { seq, first_pos, n_rows: 1 }], n_padding: 0 })
+        };
+        (0..rows.len()).filter(|t| t % spread == 0 || is_edge(*t)).map(one).collect()
     }
 
     /// Puts the metadata on a device; `token` gives each row's id.
@@ -148,7 +125,7 @@ impl Batch {
         let counts = StepCounts { n_rows: rows.len() as u32, n_runs: runs.len() as u32, n_logit_rows: 0, pad: 0 };
         rows.resize(self.n_bucket(), StepRow { run: NO_RUN, token_id: u32::MAX, position: u32::MAX, slot: u32::MAX });
         let buffers =
-            [input(device, &rows)?, input(device, &runs)?, input(device, &block_ids)?, input(device, &[counts])?];
+            [upload(device, &rows)?, upload(device, &runs)?, upload(device, &block_ids)?, upload(device, &[counts])?];
         let [rows, runs, block_ids, counts] = [0, 1, 2, 3].map(|i: usize| buffers[i].address());
         Ok(StepBuffers { step: Step { rows, runs, block_ids, counts }, _buffers: buffers })
     }
@@ -195,38 +172,30 @@ pub const fn n_blocks(n_tokens: usize) -> usize {
     (n_tokens.div_ceil(256) + 1) * N_SLOTS
 }
 
-/// A buffer with these values.
-///
-/// # Errors
-/// When the device fails.
-pub fn input<T: Pod>(device: &Device, values: &[T]) -> Result<Buffer, CaseError> {
-    let bytes = bytemuck::cast_slice(values);
-    let buffer = device.alloc(bytes.len())?;
-    device.upload(&buffer, 0, bytes)?;
-    Ok(buffer)
+/// The numbers of one row of one sequence, the same in every batch.
+#[must_use]
+pub fn row_noise(seed: u64, seq: usize, position: usize) -> Noise {
+    let mut noise = Noise::new(seed ^ ((seq as u64) << 40) ^ position as u64);
+    Noise::new(noise.next_u64())
 }
 
-/// A buffer of garbage.
+/// A buffer of garbage for `n` values.
 ///
 /// # Errors
 /// When the device fails.
 pub fn output<T>(device: &Device, n: usize) -> Result<Buffer, CaseError> {
-    let buffer = device.alloc(n * size_of::<T>())?;
-    device.fill(&buffer, 0, buffer.n_bytes(), GARBAGE)?;
-    Ok(buffer)
+    Ok(nan_buffer(device, n * size_of::<T>())?)
 }
 
-/// What a buffer holds.
+/// All that a buffer holds.
 ///
 /// # Errors
 /// When the device fails.
-pub fn home<T: Pod + Zeroable>(device: &Device, buffer: &Buffer) -> Result<Vec<T>, CaseError> {
-    let mut values = vec![T::zeroed(); buffer.n_bytes() / size_of::<T>()];
-    device.download(buffer, 0, bytemuck::cast_slice_mut(&mut values))?;
-    Ok(values)
+pub fn home<T: Pod>(device: &Device, buffer: &Buffer) -> Result<Vec<T>, CaseError> {
+    Ok(download(device, buffer, buffer.n_bytes() / size_of::<T>())?)
 }
 
-/// Runs a batch twice and each of its rows alone. `run` gives the bytes of the output's rows, those of the padding last: the
+/// Runs a batch twice and rows of it alone. `run` gives the bytes of the output's rows, those of the padding last: the
 /// same every time, garbage in the padding. Returns the batch's bytes without the padding's.
 ///
 /// # Errors
@@ -241,8 +210,8 @@ pub fn run_everywhere(batch: &Batch, run: impl Fn(&Batch) -> Result<Vec<u8>, Cas
     if padding.iter().any(|byte| *byte != GARBAGE) {
         return Err(CaseError::Rule("a padding row was written".into()));
     }
-    for (t, alone) in batch.alone().iter().enumerate() {
-        if run(alone)? != all[t * row_bytes..(t + 1) * row_bytes] {
+    for (t, alone) in batch.alone() {
+        if run(&alone)? != all[t * row_bytes..(t + 1) * row_bytes] {
             return Err(CaseError::Rule(format!("row {t} alone differs from row {t} among others")));
         }
     }
@@ -251,7 +220,7 @@ pub fn run_everywhere(batch: &Batch, run: impl Fn(&Batch) -> Result<Vec<u8>, Cas
 
 /// Bytes as values, without a rule of alignment.
 #[must_use]
-pub fn values_of<T: Pod + Zeroable>(bytes: &[u8]) -> Vec<T> {
+pub fn values_of<T: Pod>(bytes: &[u8]) -> Vec<T> {
     bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
 }
 
