@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 
-use crate::{commands, tidy};
+use crate::{commands, kernels, tidy};
 
 /// Integration tests that take longer than the gate may: `[[test]]` targets with `test = false`, run by `--full`.
 const FULL_TESTS: &[&str] = &["fixtures_full"];
@@ -43,10 +43,11 @@ struct Gate<'a> {
 
 type Step = (&'static str, fn(&mut Gate) -> anyhow::Result<Outcome>);
 
-const STEPS: [Step; 9] = [
+const STEPS: [Step; 10] = [
     ("format", format),
     ("tidy", house_rules),
     ("clippy", clippy),
+    ("kernels", device_kernels),
     ("build", build),
     ("test", test),
     ("documented commands", documented_commands),
@@ -92,6 +93,12 @@ fn house_rules(gate: &mut Gate) -> anyhow::Result<Outcome> {
 
 fn clippy(gate: &mut Gate) -> anyhow::Result<Outcome> {
     gate.cargo(&["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"])
+}
+
+/// Kernels for the simulator, which the tests run, and for gfx942, whose limits are checked.
+fn device_kernels(gate: &mut Gate) -> anyhow::Result<Outcome> {
+    ensure!(kernels::for_gate(gate.root, gate.full)?, "a kernel breaks its limits");
+    Ok(Outcome::Passed)
 }
 
 fn build(gate: &mut Gate) -> anyhow::Result<Outcome> {

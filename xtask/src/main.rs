@@ -1,7 +1,8 @@
-//! `cargo xtask`: the gate (`ci`) and the house rules (`tidy`) of flashd.
+//! `cargo xtask`: the gate (`ci`), the house rules (`tidy`) and the device kernels (`kernels`) of flashd.
 
 mod ci;
 mod commands;
+mod kernels;
 mod tidy;
 
 use std::path::{Path, PathBuf};
@@ -24,6 +25,8 @@ enum Task {
     Ci(ci::CiArgs),
     /// Check the house rules that a compiler does not know.
     Tidy,
+    /// Build the device kernels and print what each needs.
+    Kernels(kernels::KernelsArgs),
 }
 
 fn main() -> ExitCode {
@@ -42,6 +45,7 @@ fn run(args: Args) -> anyhow::Result<bool> {
     match args.task {
         Task::Ci(options) => ci::run(&root, &options),
         Task::Tidy => tidy::run(&root),
+        Task::Kernels(options) => kernels::run(&root, &options),
     }
 }
 
