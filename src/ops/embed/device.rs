@@ -61,7 +61,7 @@ pub fn cases() -> Vec<OpCase> {
 fn token(seq: usize, position: usize) -> u32 {
     match position % 5 {
         0 => TOKEN_OF_SLOT,
-        3 => 11 + position as u32,
+        3 => 8 + position as u32,
         _ => (7 * seq + position) as u32 % 11,
     }
 }
