@@ -120,52 +120,51 @@ DEVICE void expand4(const u8* row, u32 col, float v[4]) {
     expand_f8x4(*(const u32*)(row + KV_CODES_AT + col), e8m0_to_f32(row[KV_SCALES_AT + col / KV_GROUP]), v);
 }
 
-/// The wave's half of the queries as operands; heads past the last are zeros.
-struct Queries {
-    FragA a[HALF_SPANS][4];
-};
-
-DEVICE void load_queries(const AttentionArgs& args, u32 t, u32 first_head, Queries& queries) {
+/// A span of 64 columns of the queries as operands; heads past the last are zeros. They are read again for every tile, from the
+/// nearest cache: held in registers (64 of them on sm_90) they would halve the blocks that run side by side.
+DEVICE void load_queries(const AttentionArgs& args, u32 t, u32 first_head, u32 col, FragA out[4]) {
     constexpr u32 LANE_ROWS = A_ELEMS / 4;  // rows of a tile that a lane holds
 #pragma unroll
     for (u32 r = 0; r < LANE_ROWS; r++) {
         u32 head = first_head + a_row(lane(), 2 * r);
-        const u16* q = args.q + ((u64)t * args.n_heads + head) * KV_DIMS + wave() % 2 * (KV_DIMS / 2) + quarter() * 16;
+        const u16* q = args.q + ((u64)t * args.n_heads + head) * KV_DIMS + col + quarter() * 16;
 #pragma unroll
-        for (u32 span = 0; span < HALF_SPANS; span++) {
-            U4 v[2] = {};
-            if (head < args.n_heads) v[0] = load16(q + span * 64), v[1] = load16(q + span * 64 + 8);
-#pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-                FragA *even = &queries.a[span][2 * half], *odd = &queries.a[span][2 * half + 1];
-                // A lane's registers alternate between its rows, then go on in K.
-                even->v[r] = v[half].x, even->v[LANE_ROWS + r] = v[half].y;
-                odd->v[r] = v[half].z, odd->v[LANE_ROWS + r] = v[half].w;
-            }
+        for (u32 half = 0; half < 2; half++) {
+            U4 v = {};
+            if (head < args.n_heads) v = load16(q + 8 * half);
+            FragA *even = &out[2 * half], *odd = &out[2 * half + 1];
+            // A lane's registers alternate between its rows, then go on in K.
+            even->v[r] = v.x, even->v[LANE_ROWS + r] = v.y;
+            odd->v[r] = v.z, odd->v[LANE_ROWS + r] = v.w;
         }
     }
 }
 
 /// Half-dots of the wave's rows of the tile with all heads, to parts[half][head][row].
-DEVICE void half_scores(const Queries& queries, const u8* rows, float* parts) {
+DEVICE void half_scores(const AttentionArgs& args, u32 t, u32 first_head, const u8* rows, float* parts) {
     u32 half = wave() % 2, first_row = wave() / 2 * SCORE_ROWS;
-    float* out = parts + half * HEADS * SCORE_STRIDE + first_row;
+    FragC c[SCORE_TILES] = {};
+#pragma unroll 1
+    for (u32 span = 0; span < HALF_SPANS; span++) {
+        u32 col = half * (KV_DIMS / 2) + span * 64;
+        FragA q[4];
+        load_queries(args, t, first_head, col, q);
 #pragma unroll
-    for (u32 tile = 0; tile < SCORE_TILES; tile++) {
-        const u8* row = rows + (first_row + tile * TILE_N + b_col(lane(), 0)) * ROW_STRIDE;
-        FragC c = {};
-#pragma unroll
-        for (u32 span = 0; span < HALF_SPANS; span++) {
+        for (u32 tile = 0; tile < SCORE_TILES; tile++) {
             u32 pairs[8];
-            expand16(row, half * (KV_DIMS / 2) + span * 64 + quarter() * 16, pairs);
+            expand16(rows + (first_row + tile * TILE_N + b_col(lane(), 0)) * ROW_STRIDE, col + quarter() * 16, pairs);
 #pragma unroll
             for (u32 step = 0; step < 4; step++) {
                 FragB b = {{pairs[2 * step], pairs[2 * step + 1]}};
-                mma(c, queries.a[span][step], b);
+                mma(c[tile], q[step], b);
             }
         }
+    }
+    float* out = parts + half * HEADS * SCORE_STRIDE + first_row;
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) out[c_row(lane(), i) * SCORE_STRIDE + tile * TILE_N + c_col(lane(), i)] = c.v[i];
+    for (u32 tile = 0; tile < SCORE_TILES; tile++) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) out[c_row(lane(), i) * SCORE_STRIDE + tile * TILE_N + c_col(lane(), i)] = c[tile].v[i];
     }
 }
 
@@ -272,8 +271,6 @@ KERNEL(attention, AttentionArgs, N_THREADS) {
     const StepRow* row = step_row(args.step, t);
     if (!row) return;
     List list = list_of(args, t, *row);
-    Queries queries;
-    load_queries(args, t, first_head, queries);
     u32 head = first_head + thread() / 16;
     float sink = head < args.n_heads ? args.sink[head] : 0.0f;
     Softmax state = {sink, 0.0f};
@@ -282,7 +279,7 @@ KERNEL(attention, AttentionArgs, N_THREADS) {
         barrier();  // all have read the tile before, p and the factors
         load_tile(args, list, first, rows);
         barrier();  // the tile is there before anyone reads it
-        half_scores(queries, rows, parts);
+        half_scores(args, t, first_head, rows, parts);
         barrier();  // both halves of every score before they are added
         softmax_tile(parts, args.scale, min_(list.n_rows - first, ROWS), state, p, rescale);
         barrier();  // p and the factors before the sums take them

@@ -26,17 +26,24 @@ struct HyperMixArgs {
 };
 static_assert(sizeof(HyperMixArgs) == 112, "HyperMixArgs mirrors src/ops/hyper_mix/device.rs");
 
-/// Sums 32 values over each 32 lanes at once, by halving: lane l gets the sum of value l % 32.
-DEVICE float sum_across(float v[32]) {
+/// One halving of [`sum_across`]: the lanes' values i and i + HALF are added where bit HALF of the lane says.
+template <u32 HALF> DEVICE void sum_halves(float (&v)[32]) {
+    bool upper = lane() & HALF;
 #pragma unroll
-    for (u32 half = 16; half > 0; half /= 2) {
-        bool upper = lane() & half;
-#pragma unroll
-        for (u32 i = 0; i < half; i++) {
-            float mine = upper ? v[i + half] : v[i], other = upper ? v[i] : v[i + half];
-            v[i] = mine + shuffle_xor(other, half);
-        }
+    for (u32 i = 0; i < HALF; i++) {
+        // Both are read before one is chosen, or the array goes to memory for a choice of its address.
+        float low = v[i], high = v[i + HALF];
+        v[i] = (upper ? high : low) + shuffle_xor(upper ? low : high, HALF);
     }
+}
+
+/// Sums 32 values over each 32 lanes at once, by halving: lane l gets the sum of value l % 32.
+DEVICE float sum_across(float (&v)[32]) {
+    sum_halves<16>(v);
+    sum_halves<8>(v);
+    sum_halves<4>(v);
+    sum_halves<2>(v);
+    sum_halves<1>(v);
     return WAVE == 64 ? v[0] + shuffle_xor(v[0], 32 % WAVE) : v[0];
 }
 
