@@ -64,7 +64,7 @@ fn what_cannot_be_used_ends_with_2_and_names_it() {
         (&["serve", "--no-such-flag"], "--no-such-flag"),
         (&["serve", "--port", "70000"], "70000"),
         (&["serve", "--max-num-seqs", "0"], "--max-num-seqs"),
-        (&["serve", "--device", "hip"], "--device hip"),
+        (&["serve", "--device", "metal"], "--device metal"),
         (&["serve", "--tensor-parallel-size", "2"], "--tensor-parallel-size 2"),
         (&["serve", "--model", "/no/such/model"], "/no/such/model"),
         (&["complete", "--temperature", "9", "hello"], "temperature"),

@@ -13,6 +13,7 @@ use crate::device::DeviceError;
 use crate::device::plan::PlanError;
 use crate::engine::request::RejectReason;
 use crate::model::bind::BindError;
+use crate::model::runner::RunnerError;
 use crate::model::shape::ShapeError;
 use crate::tokenizer::TokenizerError;
 
@@ -161,7 +162,8 @@ fn code_of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if error.is::<ConfigError>() || error.is::<RejectReason>() {
         return Some(code::USAGE);
     }
-    if error.is::<DeviceError>() || error.is::<PlanError>() || error.is::<EngineDied>() {
+    let is_runner = matches!(error.downcast_ref(), Some(RunnerError::Device(_) | RunnerError::Memory(_)));
+    if error.is::<DeviceError>() || error.is::<PlanError>() || is_runner || error.is::<EngineDied>() {
         return Some(code::DEVICE);
     }
     if error.is::<AddressError>() {

@@ -4,10 +4,11 @@ use crate::config::{ConfigError, EngineConfig};
 use crate::kv::layout::{Budget, DEFAULT_CHECKPOINT_PERMILLE, Layout, StateBytes};
 use crate::model::batch::Capacity;
 use crate::model::cache::{BLOCK_TOKENS, CacheLayout};
+use crate::model::device::DeviceLayout;
 use crate::model::runner::RunnerPlaces;
 
-/// The part of the available memory that the KV cache takes unless it is told otherwise.
-const DEFAULT_SHARE: u64 = 4;
+/// The part of the machine's available memory that the KV cache takes unless it is told otherwise.
+pub const HOST_SHARE: u64 = 4;
 
 /// What fits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,13 +21,15 @@ pub struct Places {
 
 /// What the places depend on beside the settings.
 #[derive(Clone, Copy, Debug)]
-pub struct Room<'a> {
-    /// The caches' layout.
-    pub caches: &'a CacheLayout,
+pub struct Room {
+    /// Bytes of the caches' parts.
+    pub bytes: StateBytes,
     /// Longest sequence that the model was made for.
     pub max_position_embeddings: usize,
     /// Memory that is free once the weights are there; `None`: unknown.
     pub free_bytes: Option<u64>,
+    /// The part of it, as a divisor, that the KV cache takes unless it is told otherwise.
+    pub share: u64,
 }
 
 impl Places {
@@ -34,16 +37,15 @@ impl Places {
     ///
     /// # Errors
     /// When the memory or the context asked for is too small or too large, with the numbers.
-    pub fn plan(engine: &EngineConfig, room: Room<'_>) -> Result<Self, ConfigError> {
+    pub fn plan(engine: &EngineConfig, room: Room) -> Result<Self, ConfigError> {
         let model_max = room.max_position_embeddings;
         if let Some(len) = engine.max_model_len.filter(|len| *len > model_max) {
             let range = format!("at most {model_max}, the model's max_position_embeddings");
             return Err(ConfigError::OutOfRange { flag: "max-model-len", range, value: len.to_string() });
         }
         let wanted = engine.max_model_len.unwrap_or(model_max);
-        let bytes = state_bytes(room.caches);
-        let total_bytes =
-            engine.kv_cache_bytes.unwrap_or_else(|| default_bytes(engine, wanted, bytes, room.free_bytes));
+        let bytes = room.bytes;
+        let total_bytes = engine.kv_cache_bytes.unwrap_or_else(|| default_bytes(engine, wanted, &room));
         // Blocks beyond those that every slot can fill serve the prefix cache alone.
         let max_blocks = (2 * engine.max_num_seqs).saturating_mul(n_blocks(wanted));
         let budget = Budget {
@@ -79,10 +81,9 @@ impl Places {
         }
     }
 
-    /// The places for a CPU runner, which makes the same numbers of them.
+    /// The places for a runner, which makes the same numbers of them.
     #[must_use]
-    pub fn for_runner(&self, engine: &EngineConfig, caches: &CacheLayout) -> RunnerPlaces {
-        let bytes = state_bytes(caches);
+    pub fn for_runner(&self, engine: &EngineConfig, bytes: StateBytes) -> RunnerPlaces {
         let layout = &self.layout;
         let kv_bytes =
             u64::from(layout.n_blocks) * bytes.block_bytes + u64::from(layout.n_checkpoints) * bytes.checkpoint_bytes;
@@ -96,7 +97,9 @@ impl Places {
     }
 }
 
-fn state_bytes(caches: &CacheLayout) -> StateBytes {
+/// Bytes of the parts of the CPU's caches.
+#[must_use]
+pub fn host_bytes(caches: &CacheLayout) -> StateBytes {
     StateBytes {
         // A model without compression keeps nothing in blocks, but they are still counted.
         block_bytes: caches.block_bytes().max(1) as u64,
@@ -105,18 +108,29 @@ fn state_bytes(caches: &CacheLayout) -> StateBytes {
     }
 }
 
+/// Bytes of the parts of a device's caches.
+#[must_use]
+pub fn device_bytes(caches: &DeviceLayout) -> StateBytes {
+    StateBytes {
+        block_bytes: caches.rows().block_bytes().max(1) as u64,
+        slot_bytes: caches.slot_bytes() as u64,
+        checkpoint_bytes: caches.checkpoint_bytes() as u64,
+    }
+}
+
 fn n_blocks(n_tokens: usize) -> usize {
     n_tokens.div_ceil(BLOCK_TOKENS)
 }
 
 /// Enough for every slot at full length, but no more than a part of the free memory; at least one sequence at full length.
-fn default_bytes(engine: &EngineConfig, max_model_len: usize, bytes: StateBytes, free_bytes: Option<u64>) -> u64 {
+fn default_bytes(engine: &EngineConfig, max_model_len: usize, room: &Room) -> u64 {
+    let (bytes, free_bytes) = (room.bytes, room.free_bytes);
     let sequence_bytes = n_blocks(max_model_len) as u64 * bytes.block_bytes;
     let with_checkpoints = |blocks_bytes: u64| blocks_bytes + blocks_bytes / 4 + 2 * bytes.checkpoint_bytes;
     let slots_bytes = engine.max_num_seqs as u64 * bytes.slot_bytes;
     let least = slots_bytes + with_checkpoints(sequence_bytes);
     let most = slots_bytes + with_checkpoints(engine.max_num_seqs as u64 * sequence_bytes);
-    let share = free_bytes.map_or(least, |free| free / DEFAULT_SHARE);
+    let share = free_bytes.map_or(least, |free| free / room.share);
     // More than is free would be killed later: then the context is cut instead.
     let least = free_bytes.map_or(least, |free| least.min(free / 2));
     share.clamp(least, most.max(least))
@@ -140,7 +154,7 @@ mod tests {
         let mut engine = Config::from_settings(Settings::default()).unwrap().engine;
         change(&mut engine);
         let (caches, max_position_embeddings) = caches();
-        Places::plan(&engine, Room { caches: &caches, max_position_embeddings, free_bytes })
+        Places::plan(&engine, Room { bytes: host_bytes(&caches), max_position_embeddings, free_bytes, share: HOST_SHARE })
     }
 
     #[test]

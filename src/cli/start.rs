@@ -7,18 +7,23 @@ use anyhow::Context;
 use indicatif::ProgressBar;
 
 use super::machine;
-use super::places::{Places, Room};
+use super::places::{self, Places, Room};
 use super::serve::EngineDied;
 use crate::checkpoint::Checkpoint;
-use crate::config::args::{Count, LocalArgs, RoundingChoice, Settings, ThinkingChoice};
+use crate::config::args::{Count, DeviceChoice, LocalArgs, RoundingChoice, Settings, ThinkingChoice};
 use crate::config::{self, Config, ConfigError, ModelConfig, generation};
 use crate::device::cpu::{Cpu, Level};
+use crate::device::plan::margin_bytes;
+use crate::device::{Device, DeviceError};
 use crate::engine::handle::{EngineHandle, EngineHealth, EngineSide};
 use crate::engine::scheduler::SchedulerConfig;
 use crate::engine::tick::{Engine, EngineConfig, EngineThread};
 use crate::ids::TokenId;
 use crate::kv::identity::CacheIdentity;
-use crate::model::cache::{CacheLayout, CacheShape};
+use crate::model::batch::Executor;
+use crate::model::cache::{CacheLayout, CacheShape, RowFormat};
+use crate::model::device::DeviceLayout;
+use crate::model::device::runner::{DeviceRunner, DeviceRunnerSpec, workspace_bytes};
 use crate::model::forward::Rounding;
 use crate::model::runner::{CpuRunner, CpuRunnerSpec, RunnerPlaces};
 use crate::model::shape::ModelShape;
@@ -30,6 +35,9 @@ use crate::tokenizer::Tokenizer;
 
 /// Names what the bits of cached state depend on beside model and row format; a change of the arithmetic changes it.
 const NUMERICS_ID: &str = "cpu-1";
+
+/// As [`NUMERICS_ID`], of the kernels; the architecture follows.
+const DEVICE_NUMERICS_ID: &str = "kernels-1";
 
 /// Rows of a step of a model that one person talks to.
 const LOCAL_STEP_TOKENS: u64 = 256;
@@ -67,6 +75,7 @@ pub struct Prepared {
     engine: EngineConfig,
     metrics: Arc<Metrics>,
     side: EngineSide,
+    device: Option<Device>,
 }
 
 /// A model in this process, ready for requests.
@@ -98,16 +107,14 @@ impl Prepared {
         let shape = ModelShape::from_json(checkpoint.config_json()).with_context(|| dir.display().to_string())?;
         let tokenizer = Arc::new(Tokenizer::load(dir)?);
         check_tokenizer(&tokenizer, &shape)?;
-        let rounding = rounding(config.model.rounding);
-        let caches = CacheLayout::new(CacheShape::new(&shape, rounding.row_format()));
-        let memory = machine::memory();
-        let room = Room {
-            caches: &caches,
-            max_position_embeddings: shape.max_position_embeddings,
-            free_bytes: memory.map(|memory| memory.available_bytes.saturating_sub(checkpoint.tensor_bytes())),
+        let open = |kind| Device::open(kind, 0, &config::code_objects());
+        let device = config.model.device.kind()?.map(open).transpose()?;
+        let room = match &device {
+            Some(device) => device_room(device, config, &shape, &checkpoint)?,
+            None => host_room(config, &shape, &checkpoint),
         };
         let places = Places::plan(&config.engine, room)?;
-        let engine = engine_config(config, &shape, &checkpoint);
+        let engine = engine_config(config, &shape, &checkpoint, device.as_ref());
         let (handle, side) = EngineHandle::new(engine.limits(places.capacity(&config.engine, shape.vocab_size)));
         let metrics = Metrics::new(config.server.served_model_names.first().map_or("", String::as_str));
         let door = Door {
@@ -117,8 +124,8 @@ impl Prepared {
             default_sampling: default_sampling(&config.model)?,
         };
         log_places(&places, &config.engine);
-        let places = places.for_runner(&config.engine, &caches);
-        Ok((Self { model: config.model.clone(), shape, checkpoint, places, engine, metrics, side }, door))
+        let places = places.for_runner(&config.engine, room.bytes);
+        Ok((Self { model: config.model.clone(), shape, checkpoint, places, engine, metrics, side, device }, door))
     }
 
     /// Reads the weights and starts the engine on a thread of its own.
@@ -130,19 +137,11 @@ impl Prepared {
         for warning in &weights.warnings {
             tracing::warn!("{warning}");
         }
-        let cpu = match self.model.n_threads {
-            Some(n) => Cpu::with_level(Level::best().simd(), n),
-            None => Cpu::detect(),
-        }?;
-        tracing::info!(threads = cpu.n_threads(), simd = ?cpu.level().simd(), "device: cpu");
-        let runner = CpuRunner::new(CpuRunnerSpec {
-            weights: Arc::new(weights),
-            shape: self.shape,
-            rounding: rounding(self.model.rounding),
-            cpu,
-            places: self.places,
-        })?;
-        Ok(Engine::spawn_behind(self.side, Box::new(runner), self.engine, self.metrics)?)
+        let runner: Box<dyn Executor> = match self.device {
+            Some(device) => Box::new(device_runner(device, &weights, self.shape, self.places)?),
+            None => Box::new(cpu_runner(&self.model, weights, self.shape, self.places)?),
+        };
+        Ok(Engine::spawn_behind(self.side, runner, self.engine, self.metrics)?)
     }
 }
 
@@ -210,11 +209,80 @@ fn default_sampling(model: &ModelConfig) -> Result<SamplingParams, ConfigError> 
     Ok(SamplingParams::default())
 }
 
-fn engine_config(config: &Config, shape: &ModelShape, checkpoint: &Checkpoint) -> EngineConfig {
+fn cpu_runner(
+    model: &ModelConfig,
+    weights: Weights,
+    shape: ModelShape,
+    places: RunnerPlaces,
+) -> anyhow::Result<CpuRunner> {
+    let cpu = match model.n_threads {
+        Some(n) => Cpu::with_level(Level::best().simd(), n),
+        None => Cpu::detect(),
+    }?;
+    tracing::info!(threads = cpu.n_threads(), simd = ?cpu.level().simd(), "device: cpu");
+    let (weights, rounding) = (Arc::new(weights), rounding(model.rounding));
+    Ok(CpuRunner::new(CpuRunnerSpec { weights, shape, rounding, cpu, places })?)
+}
+
+fn device_runner(
+    device: Device,
+    weights: &Weights,
+    shape: ModelShape,
+    places: RunnerPlaces,
+) -> anyhow::Result<DeviceRunner> {
+    let info = device.info();
+    tracing::info!(name = info.name, arch = info.arch, memory_bytes = info.memory_bytes, "device: {}", device.label());
+    let progress = |done: usize, of: usize| tracing::debug!("weights: {done} of {of} bytes");
+    Ok(DeviceRunner::new(DeviceRunnerSpec { device, weights, shape, places, progress: &progress })?)
+}
+
+/// What the machine's memory holds beside the weights.
+fn host_room(config: &Config, shape: &ModelShape, checkpoint: &Checkpoint) -> Room {
+    let caches = CacheLayout::new(CacheShape::new(shape, rounding(config.model.rounding).row_format()));
+    let free_bytes = machine::memory().map(|m| m.available_bytes.saturating_sub(checkpoint.tensor_bytes()));
+    Room {
+        bytes: places::host_bytes(&caches),
+        max_position_embeddings: shape.max_position_embeddings,
+        free_bytes,
+        share: places::HOST_SHARE,
+    }
+}
+
+/// What the device's memory holds beside weights and scratch. The runner counts again, to the byte.
+fn device_room(
+    device: &Device,
+    config: &Config,
+    shape: &ModelShape,
+    checkpoint: &Checkpoint,
+) -> Result<Room, DeviceError> {
+    let memory = device.memory()?;
+    let max_tokens = config.engine.max_model_len.unwrap_or(shape.max_position_embeddings);
+    let workspace_bytes = workspace_bytes(shape, config.engine.max_num_batched_tokens, max_tokens) as u64;
+    let taken_bytes = checkpoint.tensor_bytes() + workspace_bytes + margin_bytes(memory.total_bytes);
+    Ok(Room {
+        bytes: places::device_bytes(&DeviceLayout::new(shape)),
+        max_position_embeddings: shape.max_position_embeddings,
+        free_bytes: Some(memory.free_bytes.saturating_sub(taken_bytes)),
+        // The simulator's memory is the machine's.
+        share: if config.model.device == DeviceChoice::Sim { places::HOST_SHARE } else { 1 },
+    })
+}
+
+fn engine_config(
+    config: &Config,
+    shape: &ModelShape,
+    checkpoint: &Checkpoint,
+    device: Option<&Device>,
+) -> EngineConfig {
+    let rounding = config.model.rounding;
+    let (row_format, numerics_id) = match device {
+        Some(device) => (RowFormat::Device, format!("{DEVICE_NUMERICS_ID}/{}", device.info().arch)),
+        None => (self::rounding(rounding).row_format(), format!("{NUMERICS_ID}/{rounding:?}").to_lowercase()),
+    };
     let identity = CacheIdentity {
         model_id: checkpoint.model_id().to_string(),
-        row_format: format!("{:?}", rounding(config.model.rounding).row_format()).to_lowercase(),
-        numerics_id: format!("{NUMERICS_ID}/{:?}", config.model.rounding).to_lowercase(),
+        row_format: format!("{row_format:?}").to_lowercase(),
+        numerics_id,
     };
     let engine = &config.engine;
     EngineConfig {

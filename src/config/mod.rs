@@ -8,7 +8,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::device::CodeObjects;
+use crate::device::{CodeObjects, DeviceKind};
 use crate::telemetry::log::{LogConfig, LogError, LogFormat, check_filter};
 use args::{Count, DeviceChoice, LogFormatChoice, RoundingChoice, ServeArgs, Settings, ThinkingChoice};
 
@@ -182,6 +182,27 @@ impl Config {
     }
 }
 
+impl DeviceChoice {
+    /// The runtime of the device; `None`: the processor, which is also what `auto` is so far.
+    ///
+    /// # Errors
+    /// [`ConfigError::Unsupported`] for a device that this build has no kernels for.
+    pub fn kind(self) -> Result<Option<DeviceKind>, ConfigError> {
+        match self {
+            Self::Auto | Self::Cpu => Ok(None),
+            Self::Hip => Ok(Some(DeviceKind::Hip)),
+            Self::Cuda => Ok(Some(DeviceKind::Cuda)),
+            Self::Sim => Ok(Some(DeviceKind::Sim)),
+            Self::Metal => Err(ConfigError::Unsupported {
+                flag: "device",
+                value: "metal".to_owned(),
+                reason: "this build has no Metal kernels; use --device cpu or auto (`flashd doctor` shows this machine)"
+                    .to_owned(),
+            }),
+        }
+    }
+}
+
 /// Folders that may hold the libraries of a device's driver.
 #[must_use]
 pub fn library_folders() -> Vec<PathBuf> {
@@ -264,19 +285,7 @@ fn check_device(settings: &Settings) -> Result<(), ConfigError> {
             return Err(ConfigError::Unsupported { flag, value: n.to_string(), reason });
         }
     }
-    let reason = match settings.device.unwrap_or(DeviceChoice::Auto) {
-        DeviceChoice::Auto | DeviceChoice::Cpu => return Ok(()),
-        DeviceChoice::Hip | DeviceChoice::Cuda | DeviceChoice::Sim => {
-            "models run on the CPU only in this version (`flashd selftest ops` runs the kernels that there are); use \
-             --device cpu or auto"
-        }
-        DeviceChoice::Metal => "this version has no Metal device; use --device cpu or auto",
-    };
-    Err(ConfigError::Unsupported {
-        flag: "device",
-        value: format!("{:?}", settings.device.unwrap_or(DeviceChoice::Auto)).to_lowercase(),
-        reason: reason.to_owned(),
-    })
+    settings.device.unwrap_or(DeviceChoice::Auto).kind().map(|_| ())
 }
 
 fn engine_config(settings: &Settings) -> Result<EngineConfig, ConfigError> {
@@ -498,7 +507,7 @@ mod tests {
             ("--max-model-len", "1", |s| s.max_model_len = Some(Count(1))),
             ("--threads", "0", |s| s.threads = Some(0)),
             ("--tensor-parallel-size 2", "one device", |s| s.tensor_parallel_size = Some(2)),
-            ("--device hip", "models run on the CPU only", |s| s.device = Some(DeviceChoice::Hip)),
+            ("--device metal", "no Metal kernels", |s| s.device = Some(DeviceChoice::Metal)),
             ("--block-size", "16", |s| s.block_size = Some(16)),
             ("--kv-cache-dtype", "bf16", |s| s.kv_cache_dtype = Some("bf16".to_owned())),
             ("--generation-config", "/x", |s| s.generation_config = Some("/x".to_owned())),

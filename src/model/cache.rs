@@ -5,6 +5,8 @@
 //! whose group is not finished. A checkpoint is a copy of a slot's rings at one length, from which any slot can go on.
 //! Offsets are data, so that the same layout can describe device memory.
 
+use std::ops::Range;
+
 use crate::ids::{BlockId, CheckpointId, LayerIdx, SlotIdx};
 pub use crate::model::row_format::{RowDims, RowFormat};
 use crate::model::shape::ModelShape;
@@ -218,6 +220,34 @@ impl CacheLayout {
         self.checkpoint_bytes(2 * longest.next_multiple_of(4).max(1) - 1)
     }
 
+    /// Where a layer's compressed rows begin in every block.
+    #[must_use]
+    pub fn kv_offset_bytes(&self, layer: LayerIdx) -> usize {
+        self.block_rows[layer.index()].kv_offset_bytes
+    }
+
+    /// Where a layer's indexer keys begin in every block.
+    #[must_use]
+    pub fn index_offset_bytes(&self, layer: LayerIdx) -> usize {
+        self.block_rows[layer.index()].index_offset_bytes
+    }
+
+    /// Rows of a ring and elements of a row, when the layer has a ring of that kind.
+    #[must_use]
+    pub fn ring_rows(&self, layer: LayerIdx, kind: RingKind) -> Option<(usize, usize)> {
+        self.ring(layer, kind).map(|ring| (ring.n_rows, ring.width))
+    }
+
+    /// The positions whose rows a sequence of `n_tokens` tokens still needs in a layer's rings of that kind.
+    #[must_use]
+    pub fn kept_positions(&self, layer: LayerIdx, kind: RingKind, n_tokens: usize) -> Range<usize> {
+        match (kind, self.shape.ratios[layer.index()]) {
+            (RingKind::Window, _) => n_tokens.saturating_sub(self.shape.window)..n_tokens,
+            (_, 0) => 0..0,
+            (_, ratio) => first_raw_position(ratio, n_tokens)..n_tokens,
+        }
+    }
+
     fn ring(&self, layer: LayerIdx, kind: RingKind) -> Option<RingSpec> {
         let rings = self.rings.get(layer.index())?;
         match kind {
@@ -229,16 +259,11 @@ impl CacheLayout {
 
     /// Every ring's rows that a sequence of `n_tokens` tokens still needs, in the order in which a checkpoint holds them.
     fn kept_rows(&self, n_tokens: usize) -> impl Iterator<Item = KeptRows> + '_ {
-        self.rings.iter().zip(&self.shape.ratios).flat_map(move |(rings, &ratio)| {
-            let window = n_tokens.saturating_sub(self.shape.window)..n_tokens;
-            let raw = if ratio == 0 { 0..0 } else { first_raw_position(ratio, n_tokens)..n_tokens };
-            [
-                Some(KeptRows { kind: RingKind::Window, ring: rings.window, positions: window }),
-                rings.raw.map(|ring| KeptRows { kind: RingKind::Raw, ring, positions: raw.clone() }),
-                rings.raw_index.map(|ring| KeptRows { kind: RingKind::RawIndex, ring, positions: raw }),
-            ]
-            .into_iter()
-            .flatten()
+        const KINDS: [RingKind; 3] = [RingKind::Window, RingKind::Raw, RingKind::RawIndex];
+        let rings = (0..).map(LayerIdx).take(self.rings.len()).flat_map(|layer| KINDS.map(|kind| (layer, kind)));
+        rings.filter_map(move |(layer, kind)| {
+            let ring = self.ring(layer, kind)?;
+            Some(KeptRows { kind, ring, positions: self.kept_positions(layer, kind, n_tokens) })
         })
     }
 }
@@ -246,7 +271,7 @@ impl CacheLayout {
 struct KeptRows {
     kind: RingKind,
     ring: RingSpec,
-    positions: std::ops::Range<usize>,
+    positions: Range<usize>,
 }
 
 impl RingSpec {
@@ -409,7 +434,7 @@ impl Cache {
         saved.n_tokens
     }
 
-    fn row_range(&self, blocks: &[BlockId], layer: LayerIdx, group: usize, is_index: bool) -> std::ops::Range<usize> {
+    fn row_range(&self, blocks: &[BlockId], layer: LayerIdx, group: usize, is_index: bool) -> Range<usize> {
         let shape = &self.layout.shape;
         let rows = &self.layout.block_rows[layer.index()];
         let n_rows = BLOCK_TOKENS / rows.ratio;

@@ -64,7 +64,7 @@ pub struct Forward {
 
 /// The two sets of rotary frequencies.
 #[derive(Debug)]
-struct Ropes {
+pub(super) struct Ropes {
     window_only: RopeTable,
     compressed: RopeTable,
 }
@@ -178,7 +178,8 @@ impl Forward {
 }
 
 impl Ropes {
-    fn new(shape: &ModelShape) -> Self {
+    /// Those of a model.
+    pub fn new(shape: &ModelShape) -> Self {
         let scaling = &shape.rope_scaling;
         let yarn = YarnParams {
             factor: scaling.factor as f32,
@@ -188,6 +189,11 @@ impl Ropes {
         };
         let table = |theta: f64, yarn| RopeTable::new(&RopeParams { n_dims: ROPE_HEAD_DIM, theta: theta as f32, yarn });
         Self { window_only: table(shape.rope_theta, None), compressed: table(shape.compress_rope_theta, Some(yarn)) }
+    }
+
+    /// Radians a position: of layers without compressed rows, then of those with.
+    pub fn freqs(&self) -> [&[f32]; 2] {
+        [self.window_only.freqs(), self.compressed.freqs()]
     }
 }
 

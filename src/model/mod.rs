@@ -6,6 +6,7 @@ pub mod bind;
 pub mod cache;
 mod compressor;
 pub mod cost;
+pub mod device;
 pub mod forward;
 mod hyper;
 mod indexer;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::device::DeviceError;
 use crate::device::cpu::Cpu;
+use crate::device::plan::PlanError;
 use crate::ids::{SlotIdx, TokenId};
 use crate::model::batch::{Capacity, Executor, StepOutput, StepPlan};
 use crate::model::cache::{BLOCK_TOKENS, Cache, CacheLayout, CachePlaces, CacheShape};
@@ -75,6 +76,18 @@ pub enum RunnerError {
         /// Greatest value.
         max: usize,
     },
+    /// The device failed, or has not enough memory.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// Codes or scales of the checkpoint that stand for no number.
+    #[error("{n_refused} codes or scales of the weights are NaN or out of range; the checkpoint is damaged")]
+    Weights {
+        /// How many.
+        n_refused: u32,
+    },
+    /// The device's memory does not suffice.
+    #[error(transparent)]
+    Memory(#[from] PlanError),
 }
 
 /// Runs steps on the CPU, each to its end inside `launch`.
@@ -206,7 +219,8 @@ fn check_range(field: &'static str, got: usize, max: usize) -> Result<(), Runner
     if (1..=max).contains(&got) { Ok(()) } else { Err(RunnerError::Range { field, got, min: 1, max }) }
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> String {
+/// What a panic said.
+pub(super) fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a step panicked".to_owned())
 }

@@ -108,6 +108,11 @@ impl Slots {
         }
         output
     }
+
+    /// Every slot's last token.
+    pub fn last_tokens(&self) -> impl Iterator<Item = TokenId> {
+        self.slots.iter().map(|slot| slot.last_token)
+    }
 }
 
 /// Greedy sampling for a slot that was never bound.

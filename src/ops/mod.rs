@@ -27,4 +27,5 @@ pub mod route;
 pub mod row_norm;
 pub mod step;
 pub mod swiglu;
+pub mod to_bf16;
 pub mod top_k;

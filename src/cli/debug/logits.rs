@@ -8,11 +8,17 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde::Deserialize;
 
 use crate::checkpoint::Checkpoint;
+use crate::config;
+use crate::config::args::DeviceChoice;
 use crate::device::cpu::Cpu;
+use crate::device::{Device, DeviceKind};
 use crate::ids::{BlockId, SlotIdx, TokenId};
-use crate::model::batch::{Batch, RowKind, Run, TokenSource};
+use crate::model::batch::{Batch, Executor, RowKind, Run, StepPlan, TokenSource};
 use crate::model::cache::{BLOCK_TOKENS, Cache, CacheLayout, CachePlaces, CacheShape};
+use crate::model::device::DeviceLayout;
+use crate::model::device::runner::{DeviceRunner, DeviceRunnerSpec};
 use crate::model::forward::{Forward, Rounding};
+use crate::model::runner::RunnerPlaces;
 use crate::model::shape::ModelShape;
 use crate::model::weights::Weights;
 
@@ -25,9 +31,12 @@ pub struct LogitsArgs {
     /// The checkpoint's directory.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// Which roundings the arithmetic contains.
-    #[arg(long, value_enum)]
-    pub mode: Mode,
+    /// Which roundings the arithmetic of the CPU contains; kernels have their own.
+    #[arg(long, value_enum, required_unless_present = "device")]
+    pub mode: Option<Mode>,
+    /// Where to run: cpu, hip, cuda or sim.
+    #[arg(long, value_enum, default_value = "cpu")]
+    pub device: DeviceChoice,
     /// The tokens: {"prompt": [ids], "then": [ids]}.
     #[arg(long, value_name = "FILE.json")]
     pub tokens: PathBuf,
@@ -48,6 +57,8 @@ pub enum Mode {
     Kvq,
     /// Caches, and the inputs of FP8 and MXFP4 products, as the published reference implementation does.
     Official,
+    /// As kernels round, for comparing with a device.
+    Device,
 }
 
 #[derive(Debug, Deserialize)]
@@ -59,10 +70,15 @@ struct Tokens {
 
 /// One sequence and its caches.
 struct Session {
-    forward: Forward,
-    cache: Cache,
+    place: Place,
     blocks: Vec<BlockId>,
     n_tokens: usize,
+}
+
+/// Where it runs.
+enum Place {
+    Cpu { forward: Box<Forward>, cache: Cache },
+    Device(Box<DeviceRunner>),
 }
 
 impl From<Mode> for Rounding {
@@ -71,6 +87,7 @@ impl From<Mode> for Rounding {
             Mode::Exact => Self::Exact,
             Mode::Kvq => Self::Kvq,
             Mode::Official => Self::Official,
+            Mode::Device => Self::Device,
         }
     }
 }
@@ -90,15 +107,15 @@ pub fn run(args: &LogitsArgs) -> anyhow::Result<()> {
     let weights = Arc::new(Weights::bind(&checkpoint, &shape)?);
     let n_tokens = tokens.prompt.len() + tokens.then.len();
     let vocab_size = shape.vocab_size;
-    let mut session = Session::new(weights, shape, args.mode.into(), n_tokens)?;
+    let mut session = Session::new(args, weights, shape, n_tokens)?;
     let mut logits = Vec::with_capacity((1 + tokens.then.len()) * vocab_size);
     let mut last = Vec::new();
     for chunk in tokens.prompt.chunks(args.chunk) {
-        last = session.feed(chunk, RowKind::Prefill);
+        last = session.feed(chunk, RowKind::Prefill)?;
     }
     logits.append(&mut last);
     for token in &tokens.then {
-        logits.append(&mut session.feed(&[*token], RowKind::Decode));
+        logits.append(&mut session.feed(&[*token], RowKind::Decode)?);
     }
     write(&args.out, &logits, vocab_size)
 }
@@ -117,16 +134,24 @@ fn check(tokens: &Tokens, shape: &ModelShape) -> anyhow::Result<()> {
 }
 
 impl Session {
-    fn new(weights: Arc<Weights>, shape: ModelShape, rounding: Rounding, n_tokens: usize) -> anyhow::Result<Self> {
-        let layout = CacheLayout::new(CacheShape::new(&shape, rounding.row_format()));
+    fn new(args: &LogitsArgs, weights: Arc<Weights>, shape: ModelShape, n_tokens: usize) -> anyhow::Result<Self> {
         let n_blocks = n_tokens.div_ceil(BLOCK_TOKENS);
-        let cache = Cache::new(layout, CachePlaces { n_blocks, n_slots: 1, n_checkpoints: 0 });
         let blocks = (0..u32::try_from(n_blocks)?).map(BlockId).collect();
-        Ok(Self { forward: Forward::new(weights, shape, rounding, Cpu::detect()?), cache, blocks, n_tokens: 0 })
+        let place = match args.device.kind()? {
+            Some(kind) => Place::Device(Box::new(device_runner(kind, args, &weights, shape, n_tokens)?)),
+            None => {
+                let rounding: Rounding = args.mode.context("--mode is missing; the CPU has several")?.into();
+                let layout = CacheLayout::new(CacheShape::new(&shape, rounding.row_format()));
+                let cache = Cache::new(layout, CachePlaces { n_blocks, n_slots: 1, n_checkpoints: 0 });
+                let forward = Box::new(Forward::new(weights, shape, rounding, Cpu::detect()?));
+                Place::Cpu { forward, cache }
+            }
+        };
+        Ok(Self { place, blocks, n_tokens: 0 })
     }
 
     /// The logits after the last of the next tokens.
-    fn feed(&mut self, tokens: &[TokenId], kind: RowKind) -> Vec<f32> {
+    fn feed(&mut self, tokens: &[TokenId], kind: RowKind) -> anyhow::Result<Vec<f32>> {
         let n_rows = tokens.len();
         let run = Run {
             slot: SlotIdx(0),
@@ -138,10 +163,39 @@ impl Session {
             logit_rows: n_rows - 1..n_rows,
         };
         let batch = Batch { runs: vec![run], token_ids: tokens.to_vec(), block_ids: self.blocks.clone() };
-        self.forward.run(&batch, tokens, &mut self.cache);
         self.n_tokens += n_rows;
-        self.forward.logits(0, n_rows - 1).to_vec()
+        match &mut self.place {
+            Place::Cpu { forward, cache } => {
+                forward.run(&batch, tokens, cache);
+                Ok(forward.logits(0, n_rows - 1).to_vec())
+            }
+            Place::Device(runner) => {
+                runner.launch(StepPlan { batch, ..StepPlan::default() })?;
+                runner.finish()?;
+                Ok(runner.logits(0, n_rows - 1).to_vec())
+            }
+        }
     }
+}
+
+/// A runner with room for the one sequence.
+fn device_runner(
+    kind: DeviceKind,
+    args: &LogitsArgs,
+    weights: &Weights,
+    shape: ModelShape,
+    n_tokens: usize,
+) -> anyhow::Result<DeviceRunner> {
+    let device = Device::open(kind, 0, &config::code_objects())?;
+    let block_bytes = DeviceLayout::new(&shape).rows().block_bytes().max(1);
+    let places = RunnerPlaces {
+        n_slots: 1,
+        kv_bytes: n_tokens.div_ceil(BLOCK_TOKENS) * block_bytes,
+        n_checkpoints: 0,
+        max_rows: args.chunk.min(n_tokens),
+        max_tokens: n_tokens,
+    };
+    Ok(DeviceRunner::new(DeviceRunnerSpec { device, weights, shape, places, progress: &|_, _| () })?)
 }
 
 fn write(path: &Path, logits: &[f32], vocab_size: usize) -> anyhow::Result<()> {
@@ -160,7 +214,8 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut args = LogitsArgs {
             model: root.join("demo-model"),
-            mode: Mode::Kvq,
+            mode: Some(Mode::Kvq),
+            device: DeviceChoice::Cpu,
             tokens: dir.path().join("tokens.json"),
             out: dir.path().join("logits.safetensors"),
             chunk: 2,

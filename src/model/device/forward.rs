@@ -1,0 +1,396 @@
+//! The forward pass on a device: one ragged batch through all layers, one launch an operation.
+//!
+//! The steps are those of the CPU's forward pass; what is rounded where is in docs/numerics.md. Every address that a launch
+//! takes is fixed for the life of the executor or part of the staged step.
+
+use crate::device::{Device, DeviceError};
+use crate::ids::LayerIdx;
+use crate::model::cache::{RingKind, is_overlapping};
+use crate::model::device::cache::DeviceCache;
+use crate::model::device::experts;
+use crate::model::device::step::{LogitTile, StagedStep};
+use crate::model::device::weights::{
+    DeviceAttention, DeviceCompressor, DeviceHyper, DeviceIndexer, DeviceWeights, Dims,
+};
+use crate::model::device::workspace::{ROW_BYTES, SCORE_TILE, Scratch};
+use crate::model::shape::ModelShape;
+use crate::ops::attention::device::{self as attention, AttentionArgs};
+use crate::ops::compress::device::{self as compress, CompressArgs};
+use crate::ops::embed::device::{self as embed, EmbedArgs};
+use crate::ops::hyper_head::device::{self as hyper_head, HyperHeadArgs};
+use crate::ops::hyper_mix::device::{self as hyper_mix, HyperMixArgs};
+use crate::ops::hyper_post::device::{self as hyper_post, HyperPostArgs};
+use crate::ops::index_query::{self, IndexQueryArgs};
+use crate::ops::index_score::device::{self as index_score, IndexScoreArgs};
+use crate::ops::kv_row::{self, KvRowArgs};
+use crate::ops::linear::device::{self as linear, DeviceProduct, RowsCount};
+use crate::ops::query::{self, QueryArgs};
+use crate::ops::ring_store::{self, RingStoreArgs};
+use crate::ops::row_norm::{self, RowNormArgs};
+use crate::ops::to_bf16::{self, ToBf16Args};
+use crate::ops::top_k::device::{self as top_k, TopKArgs};
+
+/// What every launch of a step reads.
+pub(super) struct Pass<'a> {
+    pub device: &'a Device,
+    pub shape: &'a ModelShape,
+    pub dims: Dims,
+    pub weights: &'a DeviceWeights,
+    pub at: &'a Scratch,
+    pub cache: &'a DeviceCache,
+    /// Every slot's last token.
+    pub slot_tokens: u64, // [n_slots] u32
+    pub staged: &'a StagedStep,
+}
+
+/// One layer's place in the pass.
+#[derive(Clone, Copy)]
+struct LayerPass {
+    layer: LayerIdx,
+    ratio: u32,
+    freqs: u64, // [32] f32
+}
+
+impl Pass<'_> {
+    /// Puts the step's rows into the caches and leaves the residual of every row.
+    ///
+    /// # Errors
+    /// When the device is lost.
+    pub fn trunk(&self) -> Result<(), DeviceError> {
+        self.embed()?;
+        for (layer, w) in (0..).map(LayerIdx).zip(&self.weights.layers) {
+            self.enter(&w.hc_attn, w.attn_norm)?;
+            self.attention(layer, &w.attn)?;
+            self.leave()?;
+            self.enter(&w.hc_ffn, w.ffn_norm)?;
+            experts::run(self, &w.ffn)?;
+            self.leave()?;
+        }
+        Ok(())
+    }
+
+    /// Logits of some wanted rows, `[n_rows, V]` at `at.head.logits`.
+    ///
+    /// # Errors
+    /// When the device is lost.
+    pub fn head(&self, tile: &LogitTile) -> Result<(), DeviceError> {
+        let w = self.weights;
+        let args = HyperHeadArgs {
+            step: tile.step,
+            logit_rows: tile.rows,
+            residual: self.at.residual,
+            mix: w.hc_head.mix,
+            base: w.hc_head.base,
+            scale: w.hc_head.scale,
+            norm: w.norm,
+            y: self.at.head.y,
+            n_cols: self.dims.d,
+            norm_eps: self.shape.rms_norm_eps,
+            hc_eps: self.shape.hc_eps,
+            pad: 0,
+        };
+        hyper_head::launch(self.device, &args, tile.n_rows as u32)?;
+        let product = w.head.product(self.at.head.y, self.at.head.logits);
+        let product = DeviceProduct { rows_count: RowsCount::LogitRows, ..product };
+        linear::launch(self.device, tile.step, &[product], tile.n_rows as u32)
+    }
+
+    /// Rows of the step, as grids take them.
+    pub fn n_rows(&self) -> u32 {
+        self.staged.n_rows as u32
+    }
+
+    /// Some products of the same rows, in one launch.
+    ///
+    /// # Errors
+    /// When the device is lost.
+    pub fn products(&self, products: &[DeviceProduct]) -> Result<(), DeviceError> {
+        linear::launch(self.device, self.staged.step, products, self.n_rows())
+    }
+
+    fn embed(&self) -> Result<(), DeviceError> {
+        let args = EmbedArgs {
+            step: self.staged.step,
+            slot_tokens: self.slot_tokens,
+            table: self.weights.embed,
+            ids_out: self.at.ids,
+            residual: self.at.residual,
+            n_cols: self.dims.d,
+            vocab_size: self.dims.vocab_size,
+        };
+        embed::launch(self.device, &args, self.n_rows())
+    }
+
+    /// The sublayer's input from the copies of the residual.
+    fn enter(&self, w: &DeviceHyper, norm: u64) -> Result<(), DeviceError> {
+        let args = HyperMixArgs {
+            step: self.staged.step,
+            residual: self.at.residual,
+            mix: w.mix,
+            base: w.base,
+            scale: w.scale,
+            norm,
+            weights_out: self.at.mixes,
+            y: self.at.y,
+            partials: self.at.partials,
+            n_cols: self.dims.d,
+            n_iters: self.shape.hc_sinkhorn_iters as u32,
+            norm_eps: self.shape.rms_norm_eps,
+            hc_eps: self.shape.hc_eps,
+        };
+        hyper_mix::launch(self.device, &args, self.n_rows())
+    }
+
+    /// The new residual from the sublayer's output.
+    fn leave(&self) -> Result<(), DeviceError> {
+        let args = HyperPostArgs {
+            step: self.staged.step,
+            output: self.at.output,
+            weights: self.at.mixes,
+            residual: self.at.residual,
+            n_cols: self.dims.d,
+            pad: 0,
+        };
+        hyper_post::launch(self.device, &args, self.n_rows())
+    }
+
+    fn attention(&self, layer: LayerIdx, w: &DeviceAttention) -> Result<(), DeviceError> {
+        let ratio = self.shape.compress_ratios[layer.index()];
+        let freqs = self.weights.freqs[usize::from(ratio != 0)];
+        let pass = LayerPass { layer, ratio: ratio as u32, freqs };
+        self.project(w)?;
+        self.queries(pass, w)?;
+        self.window_rows(pass, w)?;
+        if let Some(w) = &w.compressor {
+            self.compress(pass, RingKind::Raw, w)?;
+        }
+        let mut chosen = 0;
+        if let Some(w) = &w.indexer {
+            self.compress(pass, RingKind::RawIndex, &w.compressor)?;
+            chosen = self.choose(pass, w)?;
+        }
+        self.attend(pass, w, chosen)?;
+        self.store_rings(pass, w)?;
+        self.project_out(w)
+    }
+
+    /// Every product of the layer's input.
+    fn project(&self, w: &DeviceAttention) -> Result<(), DeviceError> {
+        let (y, at) = (self.at.y, &self.at.attention);
+        let mut products = vec![w.wq_a.product(y, at.qr), w.wkv.product(y, at.kv)];
+        if let Some(w) = &w.compressor {
+            products.extend([w.wkv.product(y, at.a), w.wgate.product(y, at.s)]);
+        }
+        if let Some(w) = &w.indexer {
+            let compressor = &w.compressor;
+            products.extend([compressor.wkv.product(y, at.ia), compressor.wgate.product(y, at.is)]);
+            products.push(w.weights_proj.product(y, at.iw));
+        }
+        self.products(&products)
+    }
+
+    /// Queries: norm of the latent row, projection to heads, norm of each head, rotation.
+    fn queries(&self, pass: LayerPass, w: &DeviceAttention) -> Result<(), DeviceError> {
+        let at = &self.at.attention;
+        let norm = RowNormArgs {
+            step: self.staged.step,
+            x: at.qr,
+            weight: w.q_norm,
+            out: at.qr_normed,
+            n_cols: w.wq_a.shape.n_rows,
+            eps: self.shape.rms_norm_eps,
+        };
+        row_norm::launch(self.device, &norm, self.n_rows())?;
+        self.products(&[w.wq_b.product(at.qr_normed, at.q)])?;
+        let args = QueryArgs {
+            step: self.staged.step,
+            q: at.q,
+            out: at.q_finished,
+            freqs: pass.freqs,
+            n_heads: self.dims.n_heads,
+            head_dim: self.dims.head_dim,
+            eps: self.shape.rms_norm_eps,
+            pad: 0,
+        };
+        query::launch(self.device, &args, self.n_rows())
+    }
+
+    /// The step's own window rows, as they are stored.
+    fn window_rows(&self, pass: LayerPass, w: &DeviceAttention) -> Result<(), DeviceError> {
+        let args = KvRowArgs {
+            step: self.staged.step,
+            x: self.at.attention.kv,
+            weight: w.kv_norm,
+            freqs: pass.freqs,
+            rows: self.at.attention.rows,
+            head_dim: self.dims.head_dim,
+            eps: self.shape.rms_norm_eps,
+        };
+        kv_row::launch(self.device, &args, self.n_rows())
+    }
+
+    /// Pools every group that this step completes and stores its row.
+    fn compress(&self, pass: LayerPass, kind: RingKind, w: &DeviceCompressor) -> Result<(), DeviceError> {
+        let (at, cache) = (&self.at.attention, self.cache);
+        let is_index = kind == RingKind::RawIndex;
+        let ring = cache.ring(pass.layer, kind);
+        let (a, s) = if is_index { (at.ia, at.is) } else { (at.a, at.s) };
+        let args = CompressArgs {
+            step: self.staged.step,
+            a,
+            s,
+            ape: w.ape,
+            norm: w.norm,
+            freqs: pass.freqs,
+            ring: ring.base,
+            blocks: if is_index { cache.index_rows(pass.layer) } else { cache.kv_rows(pass.layer) },
+            slot_stride_bytes: cache.slot_stride_bytes(),
+            block_stride_bytes: cache.block_stride_bytes(),
+            ratio: pass.ratio,
+            row_dim: w.row_dim,
+            n_ring: ring.n_rows,
+            row_bytes: if is_index { cache.index_row_bytes() } else { ROW_BYTES as u32 },
+            is_index: u32::from(is_index),
+            n_cols: w.wkv.shape.n_rows,
+            eps: self.shape.rms_norm_eps,
+            pad: 0,
+        };
+        compress::launch(self.device, &args, self.n_rows())
+    }
+
+    /// Chooses for every row that sees more groups than it may attend to; 0 when there is none.
+    fn choose(&self, pass: LayerPass, w: &DeviceIndexer) -> Result<u64, DeviceError> {
+        let (at, dims) = (&self.at.attention, self.dims);
+        if !self.staged.positions.iter().any(|position| self.is_choosing(pass, *position)) {
+            return Ok(0);
+        }
+        self.products(&[w.wq_b.product(at.qr_normed, at.iq)])?;
+        let args = IndexQueryArgs {
+            step: self.staged.step,
+            x: at.iq,
+            out: at.iq_finished,
+            freqs: pass.freqs,
+            n_heads: dims.index_n_heads,
+            head_dim: dims.index_head_dim,
+        };
+        index_query::launch(self.device, &args, self.n_rows())?;
+        for (tile, positions) in (0..).zip(self.staged.positions.chunks(SCORE_TILE)) {
+            if positions.iter().any(|position| self.is_choosing(pass, *position)) {
+                self.choose_tile(pass, tile * SCORE_TILE as u32, positions)?;
+            }
+        }
+        Ok(at.chosen)
+    }
+
+    fn choose_tile(&self, pass: LayerPass, first_row: u32, positions: &[u32]) -> Result<(), DeviceError> {
+        let (at, dims) = (&self.at.attention, self.dims);
+        let n_tile_rows = positions.len() as u32;
+        let max_groups = positions.iter().map(|position| (position + 1) / pass.ratio).max().unwrap_or(0);
+        let args = IndexScoreArgs {
+            step: self.staged.step,
+            iq: at.iq_finished,
+            w: at.iw,
+            blocks: self.cache.index_rows(pass.layer),
+            block_stride_bytes: self.cache.block_stride_bytes(),
+            scores: at.scores,
+            first_row,
+            n_tile_rows,
+            n_heads: dims.index_n_heads,
+            head_dim: dims.index_head_dim,
+            max_groups,
+            ratio: pass.ratio,
+            scale: 1.0 / ((dims.index_head_dim * dims.index_n_heads) as f32).sqrt(),
+            k: dims.index_topk,
+            ..IndexScoreArgs::default()
+        };
+        index_score::launch(self.device, &args)?;
+        let args = TopKArgs {
+            step: self.staged.step,
+            scores: at.scores,
+            chosen: at.chosen,
+            first_row,
+            n_tile_rows,
+            max_groups,
+            k: dims.index_topk,
+            ratio: pass.ratio,
+            pad: 0,
+        };
+        top_k::launch(self.device, &args)
+    }
+
+    fn is_choosing(&self, pass: LayerPass, position: u32) -> bool {
+        is_overlapping(pass.ratio as usize) && (position + 1) / pass.ratio > self.dims.index_topk
+    }
+
+    fn attend(&self, pass: LayerPass, w: &DeviceAttention, chosen: u64) -> Result<(), DeviceError> {
+        let (at, cache, dims) = (&self.at.attention, self.cache, self.dims);
+        let ring = cache.ring(pass.layer, RingKind::Window);
+        let args = AttentionArgs {
+            step: self.staged.step,
+            q: at.q_finished,
+            sink: w.attn_sink,
+            own_rows: at.rows,
+            window_ring: ring.base,
+            slot_stride_bytes: cache.slot_stride_bytes(),
+            blocks: cache.kv_rows(pass.layer),
+            block_stride_bytes: cache.block_stride_bytes(),
+            chosen,
+            freqs: pass.freqs,
+            out: at.heads,
+            n_heads: dims.n_heads,
+            head_dim: dims.head_dim,
+            window: dims.window,
+            n_ring: ring.n_rows,
+            ratio: pass.ratio,
+            k: dims.index_topk,
+            scale: 1.0 / (dims.head_dim as f32).sqrt(),
+            pad: 0,
+        };
+        attention::launch(self.device, &args, self.n_rows())
+    }
+
+    /// The rings take the step's rows, now that no query needs the rows they replace.
+    fn store_rings(&self, pass: LayerPass, w: &DeviceAttention) -> Result<(), DeviceError> {
+        let (at, cache) = (&self.at.attention, self.cache);
+        let [window, raw, raw_index] =
+            [RingKind::Window, RingKind::Raw, RingKind::RawIndex].map(|kind| cache.ring(pass.layer, kind));
+        let compressor = w.compressor.as_ref();
+        let index = w.indexer.as_ref().map(|indexer| &indexer.compressor);
+        let args = RingStoreArgs {
+            step: self.staged.step,
+            rows: at.rows,
+            window_ring: window.base,
+            a: at.a,
+            s: at.s,
+            ape: compressor.map_or(0, |w| w.ape),
+            raw_ring: raw.base,
+            ia: at.ia,
+            is: at.is,
+            iape: index.map_or(0, |w| w.ape),
+            index_ring: raw_index.base,
+            slot_stride_bytes: cache.slot_stride_bytes(),
+            n_window_ring: window.n_rows,
+            n_raw_ring: raw.n_rows,
+            n_index_ring: raw_index.n_rows,
+            n_raw_cols: compressor.map_or(0, |w| w.wkv.shape.n_rows),
+            n_index_cols: index.map_or(0, |w| w.wkv.shape.n_rows),
+            ratio: pass.ratio,
+        };
+        ring_store::launch(self.device, &args, self.n_rows())
+    }
+
+    /// The two output products: one a group of heads, one over all of them.
+    fn project_out(&self, w: &DeviceAttention) -> Result<(), DeviceError> {
+        let at = &self.at.attention;
+        self.products(&[w.wo_a.grouped(self.dims.n_groups, at.heads, at.groups)])?;
+        let args = ToBf16Args {
+            step: self.staged.step,
+            x: at.groups,
+            out: at.groups_rounded,
+            n_cols: w.wo_a.shape.n_rows,
+            pad: 0,
+        };
+        to_bf16::launch(self.device, &args, self.n_rows())?;
+        self.products(&[w.wo_b.product(at.groups_rounded, self.at.output)])
+    }
+}

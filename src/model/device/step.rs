@@ -1,0 +1,178 @@
+//! One step as kernels read it: rows, runs, block tables and counts, uploaded in one go into a buffer that stays.
+
+use crate::device::{Buffer, Device, DeviceError};
+use crate::ids::TokenId;
+use crate::model::batch::{Batch, Capacity, Run, TokenSource};
+use crate::model::cache::BLOCK_TOKENS;
+use crate::model::device::workspace::LOGIT_TILE;
+use crate::ops::step::{Step, StepCounts, StepRow, StepRun, TOKEN_OF_SLOT};
+
+/// The parts of the buffer begin at multiples of this.
+const ALIGN_BYTES: usize = 256;
+
+/// The buffer, and its image on the host.
+#[derive(Debug)]
+pub(super) struct Staging {
+    buffer: Buffer,
+    image: Vec<u8>,
+    places: Places,
+}
+
+/// Where the parts begin.
+#[derive(Clone, Copy, Debug, Default)]
+struct Places {
+    counts: usize,     // [1 + n_tiles] StepCounts: the step's, then one with the rows of each tile of logits
+    rows: usize,       // [T] StepRow
+    runs: usize,       // [n_slots] StepRun
+    logit_rows: usize, // [T] u32
+    block_ids: usize,  // [n_slots * blocks of the longest sequence] u32
+    end: usize,
+}
+
+/// A step on the device.
+#[derive(Clone, Debug)]
+pub(super) struct StagedStep {
+    pub step: Step,
+    /// Rows (T).
+    pub n_rows: usize,
+    /// Position of every row.
+    pub positions: Vec<u32>, // [T]
+    /// Rows whose logits are wanted, some at a time.
+    pub logit_tiles: Vec<LogitTile>,
+}
+
+/// At most [`LOGIT_TILE`] rows whose logits are wanted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LogitTile {
+    /// The step, with the number of these rows as its number of logit rows.
+    pub step: Step,
+    /// The rows.
+    pub rows: u64, // [n_rows] u32
+    pub n_rows: usize,
+}
+
+impl Places {
+    fn new(capacity: &Capacity) -> Self {
+        let mut end = 0;
+        let mut take = |n: usize, n_bytes: usize| {
+            let at = end;
+            end = (at + n * n_bytes).next_multiple_of(ALIGN_BYTES);
+            at
+        };
+        let n_tiles = capacity.max_rows.div_ceil(LOGIT_TILE);
+        let n_block_ids = capacity.n_slots * capacity.max_tokens.div_ceil(BLOCK_TOKENS);
+        let places = Self {
+            counts: take(1 + n_tiles, size_of::<StepCounts>()),
+            rows: take(capacity.max_rows, size_of::<StepRow>()),
+            runs: take(capacity.n_slots, size_of::<StepRun>()),
+            logit_rows: take(capacity.max_rows, 4),
+            block_ids: take(n_block_ids, 4),
+            end: 0,
+        };
+        Self { end, ..places }
+    }
+}
+
+impl Staging {
+    /// Bytes of the buffer.
+    pub fn n_bytes(capacity: &Capacity) -> usize {
+        Places::new(capacity).end
+    }
+
+    /// Allocates the buffer of an executor.
+    ///
+    /// # Errors
+    /// When the device has not enough memory.
+    pub fn new(device: &Device, capacity: &Capacity) -> Result<Self, DeviceError> {
+        let places = Places::new(capacity);
+        Ok(Self { buffer: device.alloc(places.end)?, image: vec![0; places.end], places })
+    }
+
+    /// Uploads a checked batch. `token_ids` and `bad_runs` are those of [`crate::model::slots::RowTokens`].
+    ///
+    /// # Errors
+    /// When the device is lost.
+    pub fn stage(
+        &mut self,
+        device: &Device,
+        batch: &Batch,
+        token_ids: &[TokenId], // [T]
+        bad_runs: &[bool],
+    ) -> Result<StagedStep, DeviceError> {
+        let places = self.places;
+        let (mut rows, mut runs, mut block_ids) = (Vec::new(), Vec::new(), Vec::<u32>::new());
+        let mut logit_rows = Vec::<u32>::new();
+        for ((run_idx, run), is_bad) in (0..).zip(&batch.runs).zip(bad_runs) {
+            let n_blocks = (run.first_pos + run.n_rows).div_ceil(BLOCK_TOKENS);
+            let first_row = rows.len();
+            runs.push(step_run(run, first_row, block_ids.len(), n_blocks));
+            block_ids.extend(batch.block_ids[run.blocks.clone()].iter().take(n_blocks).map(|block| block.0));
+            logit_rows.extend(run.logit_rows.clone().map(|row| (first_row + row) as u32));
+            let is_of_slot = run.tokens == TokenSource::Slot && !is_bad;
+            rows.extend((0..run.n_rows).map(|i| StepRow {
+                token_id: if is_of_slot && i == 0 { TOKEN_OF_SLOT } else { token_ids[first_row + i].0 },
+                position: (run.first_pos + i) as u32,
+                run: run_idx,
+                slot: run.slot.0,
+            }));
+        }
+        let counts = |n_logit_rows: usize| StepCounts {
+            n_rows: rows.len() as u32,
+            n_runs: runs.len() as u32,
+            n_logit_rows: n_logit_rows as u32,
+            pad: 0,
+        };
+        let tiles = logit_rows.chunks(LOGIT_TILE);
+        let all_counts: Vec<StepCounts> =
+            std::iter::once(counts(logit_rows.len())).chain(tiles.map(|tile| counts(tile.len()))).collect();
+        self.put(places.counts, bytemuck::cast_slice(&all_counts));
+        self.put(places.rows, bytemuck::cast_slice(&rows));
+        self.put(places.runs, bytemuck::cast_slice(&runs));
+        self.put(places.logit_rows, bytemuck::cast_slice(&logit_rows));
+        self.put(places.block_ids, bytemuck::cast_slice(&block_ids));
+        device.upload(&self.buffer, 0, &self.image[..places.block_ids + 4 * block_ids.len()])?;
+        let positions = rows.iter().map(|row| row.position).collect();
+        Ok(StagedStep {
+            step: self.view(0),
+            n_rows: rows.len(),
+            positions,
+            logit_tiles: self.logit_tiles(logit_rows.len()),
+        })
+    }
+
+    fn logit_tiles(&self, n_logit_rows: usize) -> Vec<LogitTile> {
+        let tile = |first: usize| LogitTile {
+            step: self.view(1 + first / LOGIT_TILE),
+            rows: self.buffer.address() + (self.places.logit_rows + 4 * first) as u64,
+            n_rows: LOGIT_TILE.min(n_logit_rows - first),
+        };
+        (0..n_logit_rows).step_by(LOGIT_TILE).map(tile).collect()
+    }
+
+    /// The step's addresses, with one of the counts.
+    fn view(&self, counts_idx: usize) -> Step {
+        let at = |offset: usize| self.buffer.address() + offset as u64;
+        Step {
+            rows: at(self.places.rows),
+            runs: at(self.places.runs),
+            block_ids: at(self.places.block_ids),
+            counts: at(self.places.counts + counts_idx * size_of::<StepCounts>()),
+        }
+    }
+
+    fn put(&mut self, offset: usize, bytes: &[u8]) {
+        self.image[offset..offset + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+fn step_run(run: &Run, first_row: usize, first_block: usize, n_blocks: usize) -> StepRun {
+    StepRun {
+        slot: run.slot.0,
+        first_pos: run.first_pos as u32,
+        first_row: first_row as u32,
+        n_rows: run.n_rows as u32,
+        first_block: first_block as u32,
+        n_blocks: n_blocks as u32,
+        pad: [0; 2],
+    }
+}

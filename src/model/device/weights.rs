@@ -1,0 +1,452 @@
+//! Weights in device memory: matrices in the order in which kernels read them, experts of one kind at a fixed stride.
+//!
+//! The same walk over the checkpoint first counts bytes and then uploads. A matrix goes up in the checkpoint's bytes into one
+//! staging buffer and is repacked from there by a kernel, so that neither host nor device ever holds a second copy of the model.
+
+use crate::device::{Buffer, Device, DeviceError};
+use crate::model::shape::ModelShape;
+use crate::model::weights::{
+    AttentionWeights, CompressorWeights, ExpertWeights, HyperWeights, IndexerWeights, LayerWeights, MoeWeights, Weights,
+};
+use crate::ops::linear::device::{DeviceProduct, RowsCount};
+use crate::ops::repack::{self, RepackArgs, WeightFormat, WeightShape};
+use crate::model::runner::RunnerError;
+use crate::tensor::matrix::{FP8_BLOCK, Matrix, MatrixData};
+
+const ALIGN_BYTES: usize = 256;
+/// Codes that go up at once; they are repacked before the next part comes.
+const PART_BYTES: usize = 32 << 20;
+
+/// The trunk on a device.
+#[derive(Debug)]
+pub(super) struct DeviceWeights {
+    pub embed: u64, // [V, D] bf16
+    pub layers: Vec<DeviceLayer>, // [L]
+    pub norm: u64,  // [D] f32
+    pub hc_head: DeviceHyper,
+    pub head: DeviceMatrix, // [V, D]
+    /// Frequencies of layers without and with compressed rows.
+    pub freqs: [u64; 2], // [32] f32
+    _buffers: Vec<Buffer>,
+}
+
+/// Bytes of the parts, known before anything is allocated.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct WeightBytes {
+    /// One allocation a layer, then one for the rest.
+    pub parts: Vec<usize>,
+    /// The largest matrix as it is stored, while loading.
+    pub staging: usize,
+}
+
+/// A repacked matrix.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeviceMatrix {
+    pub shape: WeightShape,
+    pub codes: u64,
+    pub scales: u64,
+}
+
+/// Repacked matrices of all experts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeviceExperts {
+    pub shape: WeightShape,
+    pub codes: u64,
+    pub scales: u64,
+    pub code_stride_bytes: u64,
+    pub scale_stride_bytes: u64,
+}
+
+/// As [`HyperWeights`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeviceHyper {
+    pub mix: u64,
+    pub base: u64,
+    pub scale: u64,
+}
+
+/// As [`LayerWeights`].
+#[derive(Clone, Debug)]
+pub(super) struct DeviceLayer {
+    pub attn_norm: u64,
+    pub ffn_norm: u64,
+    pub hc_attn: DeviceHyper,
+    pub hc_ffn: DeviceHyper,
+    pub attn: DeviceAttention,
+    pub ffn: DeviceMoe,
+}
+
+/// As [`AttentionWeights`].
+#[derive(Clone, Debug)]
+pub(super) struct DeviceAttention {
+    pub wq_a: DeviceMatrix,
+    pub q_norm: u64,
+    pub wq_b: DeviceMatrix,
+    pub wkv: DeviceMatrix,
+    pub kv_norm: u64,
+    pub wo_a: DeviceMatrix,
+    pub wo_b: DeviceMatrix,
+    pub attn_sink: u64,
+    pub compressor: Option<DeviceCompressor>,
+    pub indexer: Option<DeviceIndexer>,
+}
+
+/// As [`CompressorWeights`].
+#[derive(Clone, Debug)]
+pub(super) struct DeviceCompressor {
+    pub wkv: DeviceMatrix,
+    pub wgate: DeviceMatrix,
+    pub ape: u64,
+    pub norm: u64,
+    pub row_dim: u32,
+}
+
+/// As [`IndexerWeights`].
+#[derive(Clone, Debug)]
+pub(super) struct DeviceIndexer {
+    pub wq_b: DeviceMatrix,
+    pub weights_proj: DeviceMatrix,
+    pub compressor: DeviceCompressor,
+}
+
+/// As [`MoeWeights`]; an absent table or bias is 0.
+#[derive(Clone, Debug)]
+pub(super) struct DeviceMoe {
+    pub gate: DeviceMatrix,
+    pub bias: u64,
+    pub tid2eid: u64,
+    /// w1, then w3 of each expert.
+    pub w13: DeviceExperts,
+    pub w2: DeviceExperts,
+    pub shared: DeviceExpert,
+}
+
+/// As [`ExpertWeights`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeviceExpert {
+    pub w1: DeviceMatrix,
+    pub w2: DeviceMatrix,
+    pub w3: DeviceMatrix,
+}
+
+/// Gives parts of an allocation away in order and fills them; without a target it only counts.
+struct Loader<'a> {
+    target: Option<Target<'a>>,
+    used_bytes: usize,
+    staging_bytes: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Target<'a> {
+    device: &'a Device,
+    part: &'a Buffer,
+    staging: &'a Buffer,
+    /// Codes and scales that have no value.
+    refused: &'a Buffer, // [1] u32
+}
+
+/// The bytes of a stored matrix.
+struct Stored<'a> {
+    codes: &'a [u8],
+    scales: &'a [u8],
+    shape: WeightShape,
+}
+
+impl WeightBytes {
+    /// Counts.
+    ///
+    /// # Errors
+    /// Never; counting shares the code of loading.
+    pub fn count(w: &Weights, freqs: &[&[f32]; 2]) -> Result<Self, DeviceError> {
+        let mut bytes = Self::default();
+        for layer in &w.layers {
+            let mut loader = Loader::counting();
+            loader.layer(layer)?;
+            bytes.add(&loader);
+        }
+        let mut loader = Loader::counting();
+        Rest::load(&mut loader, w, freqs)?;
+        bytes.add(&loader);
+        Ok(bytes)
+    }
+
+    fn add(&mut self, loader: &Loader<'_>) {
+        self.parts.push(loader.used_bytes.max(ALIGN_BYTES));
+        self.staging = self.staging.max(loader.staging_bytes).max(ALIGN_BYTES);
+    }
+
+    /// What stays.
+    pub fn n_bytes(&self) -> usize {
+        self.parts.iter().sum()
+    }
+}
+
+/// What is not in a layer.
+struct Rest {
+    embed: u64,
+    norm: u64,
+    hc_head: DeviceHyper,
+    head: DeviceMatrix,
+    freqs: [u64; 2],
+}
+
+impl Rest {
+    fn load(loader: &mut Loader<'_>, w: &Weights, freqs: &[&[f32]; 2]) -> Result<Self, DeviceError> {
+        Ok(Self {
+            embed: loader.bytes(stored(&w.embed).codes)?,
+            norm: loader.floats(&w.norm)?,
+            hc_head: loader.hyper(&w.hc_head)?,
+            head: loader.matrix(&w.head)?,
+            freqs: [loader.floats(freqs[0])?, loader.floats(freqs[1])?],
+        })
+    }
+}
+
+impl DeviceWeights {
+    /// Allocates and uploads everything. `bytes` are the counted ones; `progress` gets the bytes that are done so far.
+    ///
+    /// # Errors
+    /// When the device has not enough memory or is lost, or a code or scale has no value.
+    pub fn load(
+        device: &Device,
+        w: &Weights,
+        freqs: &[&[f32]; 2], // [32] f32 each
+        bytes: &WeightBytes,
+        progress: &dyn Fn(usize),
+    ) -> Result<Self, RunnerError> {
+        let (staging, refused) = (device.alloc(bytes.staging)?, device.alloc(size_of::<u32>())?);
+        device.fill(&refused, 0, size_of::<u32>(), 0)?;
+        let buffers: Vec<Buffer> = bytes.parts.iter().map(|n| device.alloc(*n)).collect::<Result<_, _>>()?;
+        let target = |part| Target { device, part, staging: &staging, refused: &refused };
+        let mut n_done = 0;
+        let mut layers = Vec::with_capacity(w.layers.len());
+        for (layer, part) in w.layers.iter().zip(&buffers) {
+            layers.push(Loader::into(target(part)).layer(layer)?);
+            n_done += part.n_bytes();
+            progress(n_done);
+        }
+        let Rest { embed, norm, hc_head, head, freqs } =
+            Rest::load(&mut Loader::into(target(&buffers[w.layers.len()])), w, freqs)?;
+        let mut n_refused = [0u32];
+        device.download(&refused, 0, bytemuck::cast_slice_mut(&mut n_refused))?;
+        if n_refused[0] > 0 {
+            return Err(RunnerError::Weights { n_refused: n_refused[0] });
+        }
+        progress(bytes.n_bytes());
+        Ok(Self { embed, layers, norm, hc_head, head, freqs, _buffers: buffers })
+    }
+}
+
+impl<'a> Loader<'a> {
+    const fn counting() -> Self {
+        Self { target: None, used_bytes: 0, staging_bytes: 0 }
+    }
+
+    const fn into(target: Target<'a>) -> Self {
+        Self { target: Some(target), used_bytes: 0, staging_bytes: 0 }
+    }
+
+    fn layer(&mut self, w: &LayerWeights) -> Result<DeviceLayer, DeviceError> {
+        Ok(DeviceLayer {
+            attn_norm: self.floats(&w.attn_norm)?,
+            ffn_norm: self.floats(&w.ffn_norm)?,
+            hc_attn: self.hyper(&w.hc_attn)?,
+            hc_ffn: self.hyper(&w.hc_ffn)?,
+            attn: self.attention(&w.attn)?,
+            ffn: self.moe(&w.ffn)?,
+        })
+    }
+
+    fn attention(&mut self, w: &AttentionWeights) -> Result<DeviceAttention, DeviceError> {
+        Ok(DeviceAttention {
+            wq_a: self.matrix(&w.wq_a)?,
+            q_norm: self.floats(&w.q_norm)?,
+            wq_b: self.matrix(&w.wq_b)?,
+            wkv: self.matrix(&w.wkv)?,
+            kv_norm: self.floats(&w.kv_norm)?,
+            wo_a: self.matrix(&w.wo_a)?,
+            wo_b: self.matrix(&w.wo_b)?,
+            attn_sink: self.floats(&w.attn_sink)?,
+            compressor: w.compressor.as_ref().map(|w| self.compressor(w)).transpose()?,
+            indexer: w.indexer.as_ref().map(|w| self.indexer(w)).transpose()?,
+        })
+    }
+
+    fn compressor(&mut self, w: &CompressorWeights) -> Result<DeviceCompressor, DeviceError> {
+        Ok(DeviceCompressor {
+            wkv: self.matrix(&w.wkv)?,
+            wgate: self.matrix(&w.wgate)?,
+            ape: self.floats(&w.ape)?,
+            norm: self.floats(&w.norm)?,
+            row_dim: w.norm.len() as u32,
+        })
+    }
+
+    fn indexer(&mut self, w: &IndexerWeights) -> Result<DeviceIndexer, DeviceError> {
+        Ok(DeviceIndexer {
+            wq_b: self.matrix(&w.wq_b)?,
+            weights_proj: self.matrix(&w.weights_proj)?,
+            compressor: self.compressor(&w.compressor)?,
+        })
+    }
+
+    fn moe(&mut self, w: &MoeWeights) -> Result<DeviceMoe, DeviceError> {
+        let ExpertWeights { w1, w2, w3 } = &w.shared;
+        Ok(DeviceMoe {
+            gate: self.matrix(&w.gate)?,
+            bias: w.bias.as_ref().map_or(Ok(0), |bias| self.floats(bias))?,
+            tid2eid: w.tid2eid.as_ref().map_or(Ok(0), |table| self.bytes(bytemuck::cast_slice(table)))?,
+            w13: self.experts(&w.experts.iter().map(|e| [&e.w1, &e.w3]).collect::<Vec<_>>())?,
+            w2: self.experts(&w.experts.iter().map(|e| [&e.w2]).collect::<Vec<_>>())?,
+            shared: DeviceExpert { w1: self.matrix(w1)?, w2: self.matrix(w2)?, w3: self.matrix(w3)? },
+        })
+    }
+
+    fn hyper(&mut self, w: &HyperWeights) -> Result<DeviceHyper, DeviceError> {
+        let mix = match &w.mix.data {
+            MatrixData::F32 { values } => self.floats(values)?,
+            _ => self.bytes(stored(&w.mix).codes)?,
+        };
+        Ok(DeviceHyper { mix, base: self.floats(&w.base)?, scale: self.floats(&w.scale)? })
+    }
+
+    fn matrix(&mut self, m: &Matrix) -> Result<DeviceMatrix, DeviceError> {
+        let DeviceExperts { shape, codes, scales, .. } = self.experts(&[[m]])?;
+        Ok(DeviceMatrix { shape, codes, scales })
+    }
+
+    /// Matrices of one shape, N an expert: all codes, then all scales.
+    fn experts<const N: usize>(&mut self, experts: &[[&Matrix; N]]) -> Result<DeviceExperts, DeviceError> {
+        let shape = stored(experts[0][0]).shape;
+        let [codes, scales] = [shape.code_bytes(), shape.scale_bytes()]
+            .map(|n_bytes| self.take(experts.len() * N * n_bytes as usize));
+        for (i, m) in (0..).zip(experts.iter().flatten()) {
+            self.repack(m, codes + i * shape.code_bytes(), scales + i * shape.scale_bytes())?;
+        }
+        let n = N as u64;
+        let (code_stride_bytes, scale_stride_bytes) = (n * shape.code_bytes(), n * shape.scale_bytes());
+        Ok(DeviceExperts { shape, codes, scales, code_stride_bytes, scale_stride_bytes })
+    }
+
+    /// Uploads some rows at a time and repacks them: a multiple of the rows that share a scale, so that each part is a matrix.
+    fn repack(&mut self, m: &Matrix, codes: u64, scales: u64) -> Result<(), DeviceError> {
+        let from = stored(m);
+        let row_bytes = from.codes.len() / m.n_rows;
+        let n_part = (PART_BYTES / row_bytes).max(FP8_BLOCK) / FP8_BLOCK * FP8_BLOCK;
+        let scales_offset = (n_part.min(m.n_rows) * row_bytes).next_multiple_of(ALIGN_BYTES);
+        let scale_rows = if from.shape.format == WeightFormat::Fp8 { FP8_BLOCK } else { 1 };
+        let scale_row_bytes = from.scales.len() / m.n_rows.div_ceil(scale_rows);
+        let n_scale_rows = n_part.min(m.n_rows).div_ceil(scale_rows);
+        self.staging_bytes = self.staging_bytes.max(scales_offset + n_scale_rows * scale_row_bytes);
+        let Some(Target { device, staging, refused, .. }) = self.target else { return Ok(()) };
+        for first in (0..m.n_rows).step_by(n_part) {
+            let end = (first + n_part).min(m.n_rows);
+            let of_scales = first / scale_rows * scale_row_bytes..end.div_ceil(scale_rows) * scale_row_bytes;
+            device.upload(staging, 0, &from.codes[first * row_bytes..end * row_bytes])?;
+            device.upload(staging, scales_offset, &from.scales[of_scales])?;
+            let before = WeightShape { n_rows: first as u32, ..from.shape };
+            let part = WeightShape { n_rows: (end - first) as u32, ..from.shape };
+            let args = RepackArgs {
+                src_codes: staging.address(),
+                src_scales: staging.address() + scales_offset as u64,
+                dst_codes: codes + before.code_bytes(),
+                dst_scales: scales + before.scale_bytes(),
+                n_refused: refused.address(),
+                ..RepackArgs::new(part)
+            };
+            repack::launch(device, part, &args)?;
+        }
+        Ok(())
+    }
+
+    fn floats(&mut self, values: &[f32]) -> Result<u64, DeviceError> {
+        self.bytes(bytemuck::cast_slice(values))
+    }
+
+    /// The address of the bytes.
+    fn bytes(&mut self, bytes: &[u8]) -> Result<u64, DeviceError> {
+        let offset = self.used_bytes;
+        let address = self.take(bytes.len());
+        if let Some(Target { device, part, .. }) = self.target {
+            device.upload(part, offset, bytes)?;
+        }
+        Ok(address)
+    }
+
+    fn take(&mut self, n_bytes: usize) -> u64 {
+        let offset = self.used_bytes;
+        self.used_bytes += n_bytes.next_multiple_of(ALIGN_BYTES);
+        self.target.map_or(0, |target| target.part.address()) + offset as u64
+    }
+}
+
+/// The bytes of a matrix of codes. Those of f32 are uploaded as they are; the shape then says nothing.
+fn stored(m: &Matrix) -> Stored<'_> {
+    let (codes, scales, format): (&[u8], &[u8], _) = match &m.data {
+        MatrixData::Fp8 { codes, scales } => (codes, scales, WeightFormat::Fp8),
+        MatrixData::Mxfp4 { codes, scales } => (codes, scales, WeightFormat::Mxfp4),
+        MatrixData::Bf16 { bits } => (bits, &[], WeightFormat::Bf16),
+        MatrixData::F32 { values } => (bytemuck::cast_slice(values), &[], WeightFormat::Bf16),
+    };
+    Stored { codes, scales, shape: WeightShape { n_rows: m.n_rows as u32, n_cols: m.n_cols as u32, format } }
+}
+
+impl DeviceMatrix {
+    /// Its product with rows that follow one another.
+    pub fn product(
+        &self,
+        x: u64, // [T, K] bf16
+        y: u64, // [T, N] f32
+    ) -> DeviceProduct {
+        self.grouped(1, x, y)
+    }
+
+    /// As [`DeviceMatrix::product`], each group of rows with its own columns of x.
+    pub fn grouped(
+        &self,
+        n_groups: u32,
+        x: u64, // [T, n_groups * K] bf16
+        y: u64, // [T, N] f32
+    ) -> DeviceProduct {
+        let &Self { shape: weight, codes, scales } = self;
+        let (x_stride, y_stride) = (n_groups * weight.n_cols, weight.n_rows);
+        DeviceProduct { weight, codes, scales, x, y, x_stride, y_stride, n_groups, rows_count: RowsCount::Rows }
+    }
+}
+
+/// Letters of the shape that every launch needs, as kernels take them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dims {
+    pub d: u32,
+    pub n_heads: u32,
+    pub head_dim: u32,
+    pub n_groups: u32,
+    pub index_n_heads: u32,
+    pub index_head_dim: u32,
+    pub index_topk: u32,
+    pub n_experts: u32,
+    pub top_k: u32,
+    pub expert_width: u32,
+    pub vocab_size: u32,
+    pub window: u32,
+}
+
+impl Dims {
+    /// Narrows the shape.
+    pub fn new(shape: &ModelShape) -> Self {
+        Self {
+            d: shape.hidden_size as u32,
+            n_heads: shape.num_attention_heads as u32,
+            head_dim: shape.head_dim as u32,
+            n_groups: shape.o_groups as u32,
+            index_n_heads: shape.index_n_heads as u32,
+            index_head_dim: shape.index_head_dim as u32,
+            index_topk: shape.index_topk as u32,
+            n_experts: shape.n_routed_experts as u32,
+            top_k: shape.num_experts_per_tok as u32,
+            expert_width: shape.moe_intermediate_size as u32,
+            vocab_size: shape.vocab_size as u32,
+            window: shape.sliding_window as u32,
+        }
+    }
+}

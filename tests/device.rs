@@ -1,0 +1,277 @@
+//! The forward pass on kernels, in the simulator at both wave widths: logits near the CPU's, and bits that depend on nothing but
+//! the tokens before them.
+#![allow(clippy::unwrap_used)] // A step that fails where it must not fails the test.
+
+mod lab;
+
+use std::sync::Arc;
+
+use flashd::device::{CodeObjects, Device, DeviceKind, SimWave};
+use flashd::ids::{BlockId, CheckpointId, SlotIdx, TokenId};
+use flashd::model::batch::{
+    Batch, Executor, RowKind, Run, SampleRow, SaveCheckpoint, StepOutput, StepPlan, TokenSource,
+};
+use flashd::model::device::runner::{DeviceRunner, DeviceRunnerSpec};
+use flashd::model::forward::Rounding;
+use flashd::model::runner::RunnerPlaces;
+use flashd::sample::params::{RowError, SamplingParams, SlotInit};
+use lab::golden::{Golden, max_error};
+use lab::{Feed, Model, Sequence, argmax, assert_same_bits};
+
+const WAVES: [SimWave; 2] = [SimWave::W32, SimWave::W64];
+const PLACES: RunnerPlaces =
+    RunnerPlaces { n_slots: 4, kv_bytes: 16 << 20, n_checkpoints: 2, max_rows: 192, max_tokens: 1024 };
+
+fn runner(model: &Model, wave: SimWave) -> DeviceRunner {
+    let code = CodeObjects::beside(std::env::current_exe().ok().as_deref()).with_sim_wave(wave);
+    let device = Device::open(DeviceKind::Sim, 0, &code).unwrap_or_else(|error| panic!("{error}"));
+    let (weights, shape) = (&*model.weights, model.shape.clone());
+    DeviceRunner::new(DeviceRunnerSpec { device, weights, shape, places: PLACES, progress: &|_, _| () }).unwrap()
+}
+
+/// An executor whose sequences are fed in runs of any kind.
+struct DeviceLab {
+    runner: DeviceRunner,
+    vocab_size: usize,
+    next_block: u32,
+}
+
+impl DeviceLab {
+    fn new(model: &Model, wave: SimWave) -> Self {
+        Self { runner: runner(model, wave), vocab_size: model.shape.vocab_size, next_block: 0 }
+    }
+
+    /// An empty sequence in a slot, with blocks of its own, in descending order.
+    fn start(&mut self, slot: u32) -> Sequence {
+        let first = self.next_block;
+        self.next_block += 2;
+        Sequence { slot: SlotIdx(slot), blocks: (first..self.next_block).rev().map(BlockId).collect(), n_tokens: 0 }
+    }
+
+    /// A plan of the next tokens of some sequences.
+    fn plan(feeds: &mut [Feed<'_>]) -> StepPlan {
+        let mut batch = Batch::default();
+        for feed in feeds {
+            let (start, first_block) = (batch.token_ids.len(), batch.block_ids.len());
+            batch.token_ids.extend_from_slice(feed.tokens);
+            batch.block_ids.extend_from_slice(&feed.sequence.blocks);
+            batch.runs.push(Run {
+                slot: feed.sequence.slot,
+                first_pos: feed.sequence.n_tokens,
+                n_rows: feed.tokens.len(),
+                kind: feed.kind,
+                tokens: TokenSource::Host { start },
+                blocks: first_block..batch.block_ids.len(),
+                logit_rows: feed.logit_rows.clone(),
+            });
+            feed.sequence.n_tokens += feed.tokens.len();
+        }
+        StepPlan { batch, ..StepPlan::default() }
+    }
+
+    fn run(&mut self, plan: StepPlan) -> StepOutput {
+        self.runner.launch(plan).unwrap();
+        self.runner.finish().unwrap()
+    }
+
+    /// Feeds one run alone and returns the logits of all its rows.
+    fn feed(&mut self, sequence: &mut Sequence, tokens: &[TokenId], kind: RowKind) -> Vec<f32> {
+        let plan = Self::plan(&mut [Feed { sequence, tokens, kind, logit_rows: 0..tokens.len() }]);
+        self.run(plan);
+        (0..tokens.len()).flat_map(|row| self.runner.logits(0, row).to_vec()).collect()
+    }
+
+    /// Feeds a prompt in chunks and compares every row with that of the whole prompt.
+    fn check_chunks(&mut self, tokens: &[TokenId], chunk: usize, whole: &[f32]) {
+        let mut sequence = self.start_over();
+        for tokens in tokens.chunks(chunk) {
+            let first = sequence.n_tokens * self.vocab_size;
+            let got = self.feed(&mut sequence, tokens, RowKind::Prefill);
+            let what = format!("chunk of {chunk} to {}", sequence.n_tokens);
+            assert_same_bits(&got, &whole[first..first + got.len()], &what);
+        }
+    }
+
+    /// A sequence in slot 0 whose blocks were used before: what they hold must not matter.
+    fn start_over(&mut self) -> Sequence {
+        self.next_block = 0;
+        self.start(0)
+    }
+}
+
+/// Tokens of the compared prompt: past the window, into the indexer's choice (index_topk groups of 4) and past a group of 128.
+const N_LONG: usize = 150;
+
+/// The largest difference of a position's logits, in the median and for 99 of 100 positions.
+fn check_near(got: &[f32], want: &[f32], vocab_size: usize, what: &str) {
+    let mut errors: Vec<f32> =
+        got.chunks_exact(vocab_size).zip(want.chunks_exact(vocab_size)).map(|(got, want)| max_error(got, want)).collect();
+    errors.sort_by(f32::total_cmp);
+    let (median, most) = (errors[errors.len() / 2], errors[errors.len() * 99 / 100]);
+    println!("{what}: median {median:.2e}, 99 % within {most:.2e}, worst {:.2e}", errors[errors.len() - 1]);
+    assert!(median <= MEDIAN && most <= MOST, "{what}: median {median}, 99 % within {most}");
+}
+
+/// The CPU rounds at the same places; only the order of sums differs, which a rounding after it can make a bf16 step, and a close
+/// choice of experts or groups another one.
+const MEDIAN: f32 = 2e-2;
+const MOST: f32 = 0.3;
+
+fn check_fixture(name: &'static str) {
+    let golden = Golden::load(name);
+    let (tokens, vocab_size) = (&golden.tokens[..N_LONG], golden.model.shape.vocab_size);
+    let mut cpu = golden.model.lab(Rounding::Device);
+    let mut sequence = cpu.start(0, N_LONG);
+    let want = cpu.feed(&mut sequence, tokens, RowKind::Prefill, 0..N_LONG);
+    for wave in WAVES {
+        let mut lab = DeviceLab::new(&golden.model, wave);
+        let mut sequence = lab.start_over();
+        let whole = lab.feed(&mut sequence, tokens, RowKind::Prefill);
+        check_near(&whole, &want, vocab_size, &format!("{name} on {}", wave.arch()));
+        lab.check_chunks(tokens, 64, &whole);
+        lab.check_chunks(&tokens[..20], 7, &whole);
+        lab.check_chunks(&tokens[..9], 1, &whole);
+    }
+}
+
+#[test]
+fn small_is_near_the_cpu_and_independent_of_chunks() {
+    check_fixture("small");
+}
+
+#[test]
+fn odd_is_near_the_cpu_and_independent_of_chunks() {
+    check_fixture("odd");
+}
+
+/// Decode, a batch of three, a rejected draft, a checkpoint: each row has the bits of the whole prompt's.
+#[test]
+fn bits_do_not_depend_on_batch_drafts_or_cache_hits() {
+    let golden = Golden::load("odd");
+    for wave in WAVES {
+        check_bits(&golden, wave);
+    }
+}
+
+fn check_bits(golden: &Golden, wave: SimWave) {
+    let mut lab = DeviceLab::new(&golden.model, wave);
+    let v = lab.vocab_size;
+    let (n, tokens) = (84, &golden.tokens[..84]);
+    let mut sequence = lab.start(0);
+    let whole = lab.feed(&mut sequence, tokens, RowKind::Prefill);
+    let rows = |first: usize, end: usize| &whole[first * v..end * v];
+
+    // A batch: the same prompt's parts in two slots, and a stranger between them.
+    let stranger: Vec<TokenId> = tokens.iter().rev().copied().take(5).collect();
+    let (mut a, mut b, mut c) = (lab.start(1), lab.start(2), lab.start(3));
+    let prefill = |n: usize| (RowKind::Prefill, 0..n);
+    lab.feed(&mut a, &tokens[..70], RowKind::Prefill);
+    let mut feeds = [
+        Feed { sequence: &mut a, tokens: &tokens[70..71], kind: RowKind::Decode, logit_rows: 0..1 },
+        Feed { sequence: &mut b, tokens: &stranger, kind: prefill(5).0, logit_rows: 2..2 },
+        Feed { sequence: &mut c, tokens: &tokens[..11], kind: prefill(11).0, logit_rows: 3..11 },
+    ];
+    let plan = DeviceLab::plan(&mut feeds);
+    lab.run(plan);
+    assert_same_bits(lab.runner.logits(0, 0), rows(70, 71), "decode in a batch");
+    for row in 3..11 {
+        assert_same_bits(lab.runner.logits(2, row), rows(row, row + 1), "prefill in a batch");
+    }
+
+    // Drafts: two of four are right; what the wrong ones left in the rings and blocks is overwritten.
+    let wrong = TokenId((tokens[73].0 + 1) % v as u32);
+    let drafts = [tokens[71], tokens[72], wrong, wrong];
+    let got = lab.feed(&mut a, &drafts, RowKind::Verify);
+    assert_same_bits(&got[..2 * v], rows(71, 73), "accepted drafts");
+    a.n_tokens = 73;
+    let got = lab.feed(&mut a, &tokens[73..n], RowKind::Verify);
+    assert_same_bits(&got, rows(73, n), "after rejected drafts");
+
+    check_cache_hit(&mut lab, tokens, &whole);
+}
+
+/// A checkpoint taken in the middle, a copied block, another slot that goes on.
+fn check_cache_hit(lab: &mut DeviceLab, tokens: &[TokenId], whole: &[f32]) {
+    let (v, at) = (lab.vocab_size, 41);
+    let mut first = lab.start(1);
+    let feed = Feed { sequence: &mut first, tokens: &tokens[..at], kind: RowKind::Prefill, logit_rows: 0..0 };
+    let mut plan = DeviceLab::plan(&mut [feed]);
+    plan.saves.push(SaveCheckpoint { slot: first.slot, checkpoint: CheckpointId(1), n_tokens: at });
+    lab.run(plan);
+    // The slot goes on with something else, so that only the checkpoint can be right.
+    let others = vec![TokenId(7); 12];
+    lab.feed(&mut first, &others, RowKind::Prefill);
+    let mut second = lab.start(3);
+    second.n_tokens = at;
+    let feed = Feed { sequence: &mut second, tokens: &tokens[at..], kind: RowKind::Prefill, logit_rows: 0..tokens.len() - at };
+    let mut plan = DeviceLab::plan(&mut [feed]);
+    plan.copies.push((first.blocks[0], second.blocks[0]));
+    plan.restores.push((CheckpointId(1), second.slot));
+    lab.run(plan);
+    for row in 0..tokens.len() - at {
+        let want = &whole[(at + row) * v..(at + row + 1) * v];
+        assert_same_bits(lab.runner.logits(0, row), want, &format!("row {row} after a cache hit"));
+    }
+}
+
+fn greedy(prompt: &[TokenId]) -> Arc<SlotInit> {
+    Arc::new(SlotInit {
+        sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+        choice: 0,
+        prompt: prompt.into(),
+        output: Vec::new(),
+        banned_until_min: Vec::new(),
+        min_tokens: 0,
+        n_logprobs: None,
+    })
+}
+
+/// Sampled tokens are read from their slots; a sequence with an id outside the vocabulary fails alone.
+#[test]
+fn a_sampled_token_feeds_the_next_step_and_a_bad_id_fails_alone() {
+    let golden = Golden::load("odd");
+    let mut lab = DeviceLab::new(&golden.model, SimWave::W32);
+    let (prompt, bad) = (&golden.tokens[..6], [TokenId(3), TokenId(u32::MAX)]);
+    let (mut a, mut b) = (lab.start(2), lab.start(0));
+    let mut plan = DeviceLab::plan(&mut [
+        Feed { sequence: &mut b, tokens: &bad, kind: RowKind::Prefill, logit_rows: 1..2 },
+        Feed { sequence: &mut a, tokens: prompt, kind: RowKind::Prefill, logit_rows: 5..6 },
+    ]);
+    plan.binds.extend([(b.slot, greedy(&bad)), (a.slot, greedy(prompt))]);
+    plan.samples.push(SampleRow { run_idx: 0, row: 1, position: 2 });
+    plan.samples.push(SampleRow { run_idx: 1, row: 5, position: 6 });
+    let output = lab.run(plan);
+    assert_eq!(output.sampled[0], Err(RowError::NotFinite { position: 2 }));
+    let sampled = output.sampled[1].as_ref().unwrap().token;
+    assert_eq!(sampled, argmax(lab.runner.logits(1, 5)));
+
+    // The next row's token is only on the device.
+    let mut plan = DeviceLab::plan(&mut [Feed { sequence: &mut a, tokens: &[TokenId(0)], kind: RowKind::Decode, logit_rows: 0..1 }]);
+    plan.batch.token_ids.clear();
+    plan.batch.runs[0].tokens = TokenSource::Slot;
+    lab.run(plan);
+    let from_slot = lab.runner.logits(0, 0).to_vec();
+    let mut again = lab.start(1);
+    let fed: Vec<TokenId> = prompt.iter().copied().chain([sampled]).collect();
+    let all = lab.feed(&mut again, &fed, RowKind::Prefill);
+    assert_same_bits(&from_slot, &all[6 * lab.vocab_size..], "the row after a sampled token");
+}
+
+/// A plan that reaches outside the tables stops the device, and it stays stopped.
+#[test]
+fn a_plan_outside_the_tables_stops_the_device() {
+    let golden = Golden::load("odd");
+    let mut lab = DeviceLab::new(&golden.model, SimWave::W64);
+    let mut sequence = lab.start(1);
+    sequence.blocks[0] = BlockId(u32::MAX);
+    let plan = DeviceLab::plan(&mut [Feed {
+        sequence: &mut sequence,
+        tokens: &golden.tokens[..2],
+        kind: RowKind::Prefill,
+        logit_rows: 0..1,
+    }]);
+    let error = lab.runner.launch(plan).unwrap_err();
+    assert!(error.to_string().contains("block 4294967295 of"), "{error}");
+    assert_eq!(lab.runner.launch(StepPlan::default()), Err(error.clone()));
+    assert_eq!(lab.runner.finish().unwrap_err(), error);
+}
