@@ -26,7 +26,15 @@ fn runner(model: &Model, wave: SimWave) -> DeviceRunner {
     let code = CodeObjects::beside(std::env::current_exe().ok().as_deref()).with_sim_wave(wave);
     let device = Device::open(DeviceKind::Sim, 0, &code).unwrap_or_else(|error| panic!("{error}"));
     let (weights, shape) = (&*model.weights, model.shape.clone());
-    DeviceRunner::new(DeviceRunnerSpec { device, weights, shape, places: PLACES, progress: &|_, _| () }).unwrap()
+    DeviceRunner::new(DeviceRunnerSpec {
+        device,
+        weights,
+        shape,
+        places: PLACES,
+        use_graphs: true,
+        progress: &|_, _| (),
+    })
+    .unwrap()
 }
 
 /// An executor whose sequences are fed in runs of any kind.
@@ -37,6 +45,7 @@ struct DeviceLab {
 }
 
 impl DeviceLab {
+    /// Steps of few rows run from recorded graphs, those of many never do.
     fn new(model: &Model, wave: SimWave) -> Self {
         Self { runner: runner(model, wave), vocab_size: model.shape.vocab_size, next_block: 0 }
     }
@@ -102,20 +111,26 @@ impl DeviceLab {
 /// Tokens of the compared prompt: past the window, into the indexer's choice (index_topk groups of 4) and past a group of 128.
 const N_LONG: usize = 150;
 
-/// The largest difference of a position's logits, in the median and for 99 of 100 positions.
-fn check_near(got: &[f32], want: &[f32], vocab_size: usize, what: &str) {
-    let mut errors: Vec<f32> =
-        got.chunks_exact(vocab_size).zip(want.chunks_exact(vocab_size)).map(|(got, want)| max_error(got, want)).collect();
-    errors.sort_by(f32::total_cmp);
-    let (median, most) = (errors[errors.len() / 2], errors[errors.len() * 99 / 100]);
-    println!("{what}: median {median:.2e}, 99 % within {most:.2e}, worst {:.2e}", errors[errors.len() - 1]);
-    assert!(median <= MEDIAN && most <= MOST, "{what}: median {median}, 99 % within {most}");
-}
+/// Positions before anything that is rounded can have fallen to the other side: most agree to the last bits of f32.
+const N_EXACT: usize = 8;
+const EXACT: f32 = 5e-6;
 
-/// The CPU rounds at the same places; only the order of sums differs, which a rounding after it can make a bf16 step, and a close
-/// choice of experts or groups another one.
-const MEDIAN: f32 = 2e-2;
+/// After the first value that fell to the other side, the rows that see it differ by steps of BF16, FP8 and E2M1: two devices
+/// with the same rounding points and other orders of sums differ as much as device and CPU do.
+const MEDIAN: f32 = 0.08;
 const MOST: f32 = 0.3;
+
+/// The largest difference of each position's logits.
+fn check_near(got: &[f32], want: &[f32], vocab_size: usize, what: &str) {
+    let positions = got.chunks_exact(vocab_size).zip(want.chunks_exact(vocab_size));
+    let mut errors: Vec<f32> = positions.map(|(got, want)| max_error(got, want)).collect();
+    let n_exact = errors[..N_EXACT].iter().filter(|error| **error <= EXACT).count();
+    errors.sort_by(f32::total_cmp);
+    let (median, most) = (errors[errors.len() / 2], errors[errors.len() * 95 / 100]);
+    println!("{what}: {n_exact} of {N_EXACT} exact, median {median:.2e}, 95 % within {most:.2e}");
+    assert!(n_exact >= N_EXACT - 2, "{what}: {n_exact} of {N_EXACT} exact");
+    assert!(median <= MEDIAN && most <= MOST, "{what}: median {median}, 95 % within {most}");
+}
 
 fn check_fixture(name: &'static str) {
     let golden = Golden::load(name);
@@ -203,7 +218,8 @@ fn check_cache_hit(lab: &mut DeviceLab, tokens: &[TokenId], whole: &[f32]) {
     lab.feed(&mut first, &others, RowKind::Prefill);
     let mut second = lab.start(3);
     second.n_tokens = at;
-    let feed = Feed { sequence: &mut second, tokens: &tokens[at..], kind: RowKind::Prefill, logit_rows: 0..tokens.len() - at };
+    let feed =
+        Feed { sequence: &mut second, tokens: &tokens[at..], kind: RowKind::Prefill, logit_rows: 0..tokens.len() - at };
     let mut plan = DeviceLab::plan(&mut [feed]);
     plan.copies.push((first.blocks[0], second.blocks[0]));
     plan.restores.push((CheckpointId(1), second.slot));
@@ -246,7 +262,12 @@ fn a_sampled_token_feeds_the_next_step_and_a_bad_id_fails_alone() {
     assert_eq!(sampled, argmax(lab.runner.logits(1, 5)));
 
     // The next row's token is only on the device.
-    let mut plan = DeviceLab::plan(&mut [Feed { sequence: &mut a, tokens: &[TokenId(0)], kind: RowKind::Decode, logit_rows: 0..1 }]);
+    let mut plan = DeviceLab::plan(&mut [Feed {
+        sequence: &mut a,
+        tokens: &[TokenId(0)],
+        kind: RowKind::Decode,
+        logit_rows: 0..1,
+    }]);
     plan.batch.token_ids.clear();
     plan.batch.runs[0].tokens = TokenSource::Slot;
     lab.run(plan);

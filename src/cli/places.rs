@@ -154,7 +154,10 @@ mod tests {
         let mut engine = Config::from_settings(Settings::default()).unwrap().engine;
         change(&mut engine);
         let (caches, max_position_embeddings) = caches();
-        Places::plan(&engine, Room { bytes: host_bytes(&caches), max_position_embeddings, free_bytes, share: HOST_SHARE })
+        Places::plan(
+            &engine,
+            Room { bytes: host_bytes(&caches), max_position_embeddings, free_bytes, share: HOST_SHARE },
+        )
     }
 
     #[test]

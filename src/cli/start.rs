@@ -233,7 +233,7 @@ fn device_runner(
     let info = device.info();
     tracing::info!(name = info.name, arch = info.arch, memory_bytes = info.memory_bytes, "device: {}", device.label());
     let progress = |done: usize, of: usize| tracing::debug!("weights: {done} of {of} bytes");
-    Ok(DeviceRunner::new(DeviceRunnerSpec { device, weights, shape, places, progress: &progress })?)
+    Ok(DeviceRunner::new(DeviceRunnerSpec { device, weights, shape, places, use_graphs: true, progress: &progress })?)
 }
 
 /// What the machine's memory holds beside the weights.

@@ -196,8 +196,9 @@ impl DeviceChoice {
             Self::Metal => Err(ConfigError::Unsupported {
                 flag: "device",
                 value: "metal".to_owned(),
-                reason: "this build has no Metal kernels; use --device cpu or auto (`flashd doctor` shows this machine)"
-                    .to_owned(),
+                reason:
+                    "this build has no Metal kernels; use --device cpu or auto (`flashd doctor` shows this machine)"
+                        .to_owned(),
             }),
         }
     }

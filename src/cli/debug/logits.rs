@@ -195,7 +195,7 @@ fn device_runner(
         max_rows: args.chunk.min(n_tokens),
         max_tokens: n_tokens,
     };
-    Ok(DeviceRunner::new(DeviceRunnerSpec { device, weights, shape, places, progress: &|_, _| () })?)
+    Ok(DeviceRunner::new(DeviceRunnerSpec { device, weights, shape, places, use_graphs: true, progress: &|_, _| () })?)
 }
 
 fn write(path: &Path, logits: &[f32], vocab_size: usize) -> anyhow::Result<()> {

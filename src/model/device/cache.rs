@@ -175,8 +175,7 @@ impl DeviceCache {
     fn for_kept_rows(&self, slot: SlotIdx, checkpoint: CheckpointId, mut visit: impl FnMut(u64, u64, u64)) {
         let slot = self.slots.address() + u64::from(slot.0) * self.slot_stride_bytes();
         let n_tokens = self.n_tokens[checkpoint.index()];
-        let checkpoint =
-            self.checkpoints.address() + u64::from(checkpoint.0) * self.layout.checkpoint_bytes as u64;
+        let checkpoint = self.checkpoints.address() + u64::from(checkpoint.0) * self.layout.checkpoint_bytes as u64;
         for layer in (0..).map(LayerIdx).take(self.layout.rings.len()) {
             for kind in RING_KINDS {
                 let Some(ring) = self.layout.ring(layer, kind) else { continue };

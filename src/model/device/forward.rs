@@ -5,14 +5,14 @@
 
 use crate::device::{Device, DeviceError};
 use crate::ids::LayerIdx;
-use crate::model::cache::{RingKind, is_overlapping};
+use crate::model::cache::RingKind;
 use crate::model::device::cache::DeviceCache;
 use crate::model::device::experts;
-use crate::model::device::step::{LogitTile, StagedStep};
+use crate::model::device::step::{LogitTile, ScoreTile, StagedStep};
 use crate::model::device::weights::{
     DeviceAttention, DeviceCompressor, DeviceHyper, DeviceIndexer, DeviceWeights, Dims,
 };
-use crate::model::device::workspace::{ROW_BYTES, SCORE_TILE, Scratch};
+use crate::model::device::workspace::{ROW_BYTES, Scratch};
 use crate::model::shape::ModelShape;
 use crate::ops::attention::device::{self as attention, AttentionArgs};
 use crate::ops::compress::device::{self as compress, CompressArgs};
@@ -261,7 +261,7 @@ impl Pass<'_> {
     /// Chooses for every row that sees more groups than it may attend to; 0 when there is none.
     fn choose(&self, pass: LayerPass, w: &DeviceIndexer) -> Result<u64, DeviceError> {
         let (at, dims) = (&self.at.attention, self.dims);
-        if !self.staged.positions.iter().any(|position| self.is_choosing(pass, *position)) {
+        if self.staged.score_tiles.is_empty() {
             return Ok(0);
         }
         self.products(&[w.wq_b.product(at.qr_normed, at.iq)])?;
@@ -274,18 +274,13 @@ impl Pass<'_> {
             head_dim: dims.index_head_dim,
         };
         index_query::launch(self.device, &args, self.n_rows())?;
-        for (tile, positions) in (0..).zip(self.staged.positions.chunks(SCORE_TILE)) {
-            if positions.iter().any(|position| self.is_choosing(pass, *position)) {
-                self.choose_tile(pass, tile * SCORE_TILE as u32, positions)?;
-            }
-        }
+        self.staged.score_tiles.iter().try_for_each(|tile| self.choose_tile(pass, *tile))?;
         Ok(at.chosen)
     }
 
-    fn choose_tile(&self, pass: LayerPass, first_row: u32, positions: &[u32]) -> Result<(), DeviceError> {
+    fn choose_tile(&self, pass: LayerPass, tile: ScoreTile) -> Result<(), DeviceError> {
         let (at, dims) = (&self.at.attention, self.dims);
-        let n_tile_rows = positions.len() as u32;
-        let max_groups = positions.iter().map(|position| (position + 1) / pass.ratio).max().unwrap_or(0);
+        let ScoreTile { first_row, n_rows: n_tile_rows, max_groups } = tile;
         let args = IndexScoreArgs {
             step: self.staged.step,
             iq: at.iq_finished,
@@ -316,10 +311,6 @@ impl Pass<'_> {
             pad: 0,
         };
         top_k::launch(self.device, &args)
-    }
-
-    fn is_choosing(&self, pass: LayerPass, position: u32) -> bool {
-        is_overlapping(pass.ratio as usize) && (position + 1) / pass.ratio > self.dims.index_topk
     }
 
     fn attend(&self, pass: LayerPass, w: &DeviceAttention, chosen: u64) -> Result<(), DeviceError> {

@@ -1,15 +1,15 @@
 //! The executor of a device with kernels: step plans in order, logits of the wanted rows home, tokens sampled on the host.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::device::plan::{KvRequest, MemoryPlan, Needs};
-use crate::device::{Buffer, Device, DeviceError};
+use crate::device::{Buffer, Device, DeviceError, Graph};
 use crate::ids::{SlotIdx, TokenId};
 use crate::model::batch::{Capacity, Executor, StepOutput, StepPlan};
 use crate::model::device::cache::{DeviceCache, DeviceLayout};
 use crate::model::device::forward::Pass;
-use crate::model::device::step::Staging;
+use crate::model::device::step::{GraphShape, StagedStep, Staging};
 use crate::model::device::weights::{DeviceWeights, Dims, WeightBytes};
 use crate::model::device::workspace::{LOGIT_TILE, Workspace, WorkspaceSpec};
 use crate::model::forward::Ropes;
@@ -19,6 +19,9 @@ use crate::model::shape::ModelShape;
 use crate::model::slots::{RowTokens, Slots};
 use crate::model::weights::Weights;
 use crate::ops::copy::{self, CopyArgs, CopyItem};
+
+/// Device memory that is kept for recorded steps: some dozens of shapes of some thousand launches.
+const GRAPHS_BYTES: u64 = 256 << 20;
 
 /// Copies that one launch makes.
 const COPIES_PER_LAUNCH: usize = 4096;
@@ -33,6 +36,8 @@ pub struct DeviceRunnerSpec<'a> {
     pub shape: ModelShape,
     /// Places.
     pub places: RunnerPlaces,
+    /// Whether steps of few rows are recorded once a shape and replayed. The bits are the same.
+    pub use_graphs: bool,
     /// Gets the bytes of every part of the weights that has been loaded, and of how many.
     pub progress: &'a dyn Fn(usize, usize),
 }
@@ -48,6 +53,8 @@ pub struct DeviceRunner {
     staging: Staging,
     slot_tokens: Buffer, // [n_slots] u32
     copies: Buffer,      // [COPIES_PER_LAUNCH] CopyItem
+    /// Recorded steps; `None`: steps are always launched.
+    graphs: Option<HashMap<GraphShape, Graph>>,
     capacity: Capacity,
     slots: Slots,
     rows: RowTokens,
@@ -79,18 +86,20 @@ impl DeviceRunner {
     /// # Errors
     /// [`RunnerError`] when the places don't hold one sequence of `max_tokens`, or the device has not enough memory.
     pub fn new(spec: DeviceRunnerSpec<'_>) -> Result<Self, RunnerError> {
-        let DeviceRunnerSpec { device, weights, shape, places, progress } = spec;
+        let DeviceRunnerSpec { device, weights, shape, places, use_graphs, progress } = spec;
         let layout = DeviceLayout::new(&shape);
         let capacity = places.capacity(&shape, layout.rows().block_bytes(), layout.checkpoint_bytes())?;
         let ropes = Ropes::new(&shape);
         let bytes = WeightBytes::count(weights, &ropes.freqs())?;
-        MemoryPlan::new(needs(&bytes, &layout, &shape, &capacity), device.memory()?)?;
+        let graphs_bytes = if use_graphs { GRAPHS_BYTES } else { 0 };
+        let needs = Needs { graphs_bytes, ..needs(&bytes, &layout, &shape, &capacity) };
+        MemoryPlan::new(needs, device.memory()?)?;
         // What is small and what grows with the places first: a lack of memory shows before the weights are read.
         let cache = DeviceCache::new(&device, layout, &capacity)?;
         let of_workspace =
             WorkspaceSpec { shape: &shape, max_rows: capacity.max_rows, max_tokens: capacity.max_tokens };
         let workspace = Workspace::new(&device, of_workspace)?;
-        let staging = Staging::new(&device, &capacity)?;
+        let staging = Staging::new(&device, &capacity, shape.index_topk)?;
         let slot_tokens = device.alloc(capacity.n_slots * size_of::<u32>())?;
         let copies = device.alloc(COPIES_PER_LAUNCH * size_of::<CopyItem>())?;
         let of_all = bytes.n_bytes();
@@ -101,6 +110,7 @@ impl DeviceRunner {
             rows: RowTokens::default(),
             finished: VecDeque::new(),
             lost: None,
+            graphs: use_graphs.then(HashMap::new),
             device,
             shape,
             weights,
@@ -149,13 +159,48 @@ impl DeviceRunner {
 
     /// Runs the batch and brings the wanted logits home.
     fn forward(&mut self, plan: &StepPlan) -> Result<(), DeviceError> {
-        let Self { device, staging, rows, logits, .. } = self;
-        logits.start(plan);
+        self.logits.start(plan);
         if plan.batch.runs.is_empty() {
             return Ok(());
         }
-        let staged = staging.stage(device, &plan.batch, &rows.token_ids, &rows.bad_runs)?;
-        let pass = Pass {
+        let RowTokens { token_ids, bad_runs } = &self.rows;
+        let staged = self.staging.stage(&self.device, &plan.batch, token_ids, bad_runs)?;
+        let n_tile = LOGIT_TILE * self.shape.vocab_size;
+        let shape = self.graphs.as_ref().and_then(|_| staged.graph_shape());
+        if let Some(shape) = shape {
+            self.replay(shape, &staged)?;
+            return self.workspace.download_logits(&self.device, &mut self.logits.values);
+        }
+        let pass = self.pass(&staged);
+        pass.trunk()?;
+        let mut values = std::mem::take(&mut self.logits.values);
+        for (tile, values) in staged.logit_tiles.iter().zip(values.chunks_mut(n_tile)) {
+            self.pass(&staged).head(tile)?;
+            self.workspace.download_logits(&self.device, values)?;
+        }
+        self.logits.values = values;
+        Ok(())
+    }
+
+    /// Runs trunk and head of a small step from its graph, which is recorded when the shape is first seen.
+    fn replay(&mut self, shape: GraphShape, staged: &StagedStep) -> Result<(), DeviceError> {
+        if self.graphs.as_ref().is_some_and(|graphs| !graphs.contains_key(&shape)) {
+            let recorded = staged.recorded(&self.staging, shape);
+            let pass = self.pass(&recorded);
+            let graph = self.device.capture(|| {
+                pass.trunk()?;
+                recorded.logit_tiles.iter().try_for_each(|tile| pass.head(tile))
+            })?;
+            self.graphs.get_or_insert_default().insert(shape, graph);
+        }
+        match self.graphs.as_ref().and_then(|graphs| graphs.get(&shape)) {
+            Some(graph) => graph.launch(),
+            None => Err(self.failed("a graph was not recorded".to_owned())),
+        }
+    }
+
+    fn pass<'a>(&'a self, staged: &'a StagedStep) -> Pass<'a> {
+        Pass {
             device: &self.device,
             shape: &self.shape,
             dims: Dims::new(&self.shape),
@@ -163,15 +208,8 @@ impl DeviceRunner {
             at: &self.workspace.at,
             cache: &self.cache,
             slot_tokens: self.slot_tokens.address(),
-            staged: &staged,
-        };
-        pass.trunk()?;
-        let n_tile = LOGIT_TILE * self.shape.vocab_size;
-        for (tile, values) in staged.logit_tiles.iter().zip(self.logits.values.chunks_mut(n_tile)) {
-            pass.head(tile)?;
-            self.workspace.download_logits(&self.device, values)?;
+            staged,
         }
-        Ok(())
     }
 
     /// Copies of blocks; one that reads what another writes waits for it.
@@ -254,9 +292,9 @@ impl Executor for DeviceRunner {
     }
 
     fn finish(&mut self) -> Result<StepOutput, DeviceError> {
-        self.finished.pop_front().ok_or_else(|| {
-            self.lost.clone().unwrap_or_else(|| self.failed("no step is in flight".to_owned()))
-        })
+        self.finished
+            .pop_front()
+            .ok_or_else(|| self.lost.clone().unwrap_or_else(|| self.failed("no step is in flight".to_owned())))
     }
 }
 

@@ -4,8 +4,13 @@ use crate::device::{Buffer, Device, DeviceError};
 use crate::ids::TokenId;
 use crate::model::batch::{Batch, Capacity, Run, TokenSource};
 use crate::model::cache::BLOCK_TOKENS;
-use crate::model::device::workspace::LOGIT_TILE;
+use crate::model::device::workspace::{LOGIT_TILE, OVERLAPPING, SCORE_TILE};
 use crate::ops::step::{Step, StepCounts, StepRow, StepRun, TOKEN_OF_SLOT};
+
+/// Rows up to which a step runs as a recorded graph: those of one tile of scores and of one tile of logits.
+const GRAPH_ROWS: usize = 64;
+
+const _: () = assert!(GRAPH_ROWS <= SCORE_TILE && GRAPH_ROWS <= LOGIT_TILE);
 
 /// The parts of the buffer begin at multiples of this.
 const ALIGN_BYTES: usize = 256;
@@ -16,6 +21,8 @@ pub(super) struct Staging {
     buffer: Buffer,
     image: Vec<u8>,
     places: Places,
+    /// Groups that a row attends to without choosing.
+    top_k: u32,
 }
 
 /// Where the parts begin.
@@ -35,10 +42,27 @@ pub(super) struct StagedStep {
     pub step: Step,
     /// Rows (T).
     pub n_rows: usize,
-    /// Position of every row.
-    pub positions: Vec<u32>, // [T]
+    /// Rows among which some see more compressed rows than they may attend to.
+    pub score_tiles: Vec<ScoreTile>,
     /// Rows whose logits are wanted, some at a time.
     pub logit_tiles: Vec<LogitTile>,
+}
+
+/// At most [`SCORE_TILE`] rows whose groups are scored together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ScoreTile {
+    pub first_row: u32,
+    pub n_rows: u32,
+    /// The most groups that one of them sees.
+    pub max_groups: u32,
+}
+
+/// What the launches of a small step depend on beside what they read on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct GraphShape {
+    n_rows: usize,
+    /// 0: no row chooses.
+    max_groups: u32,
 }
 
 /// At most [`LOGIT_TILE`] rows whose logits are wanted.
@@ -79,13 +103,13 @@ impl Staging {
         Places::new(capacity).end
     }
 
-    /// Allocates the buffer of an executor.
+    /// Allocates the buffer of an executor. A row attends to `top_k` groups at most.
     ///
     /// # Errors
     /// When the device has not enough memory.
-    pub fn new(device: &Device, capacity: &Capacity) -> Result<Self, DeviceError> {
+    pub fn new(device: &Device, capacity: &Capacity, top_k: usize) -> Result<Self, DeviceError> {
         let places = Places::new(capacity);
-        Ok(Self { buffer: device.alloc(places.end)?, image: vec![0; places.end], places })
+        Ok(Self { buffer: device.alloc(places.end)?, image: vec![0; places.end], places, top_k: top_k as u32 })
     }
 
     /// Uploads a checked batch. `token_ids` and `bad_runs` are those of [`crate::model::slots::RowTokens`].
@@ -122,22 +146,32 @@ impl Staging {
             n_logit_rows: n_logit_rows as u32,
             pad: 0,
         };
-        let tiles = logit_rows.chunks(LOGIT_TILE);
+        // A recorded graph looks at the first tile, also where it is empty.
+        let n_tiles = logit_rows.len().div_ceil(LOGIT_TILE).max(1);
+        let in_tile = |tile: usize| (logit_rows.len() - tile * LOGIT_TILE).min(LOGIT_TILE);
         let all_counts: Vec<StepCounts> =
-            std::iter::once(counts(logit_rows.len())).chain(tiles.map(|tile| counts(tile.len()))).collect();
+            std::iter::once(logit_rows.len()).chain((0..n_tiles).map(in_tile)).map(counts).collect();
         self.put(places.counts, bytemuck::cast_slice(&all_counts));
         self.put(places.rows, bytemuck::cast_slice(&rows));
         self.put(places.runs, bytemuck::cast_slice(&runs));
         self.put(places.logit_rows, bytemuck::cast_slice(&logit_rows));
         self.put(places.block_ids, bytemuck::cast_slice(&block_ids));
         device.upload(&self.buffer, 0, &self.image[..places.block_ids + 4 * block_ids.len()])?;
-        let positions = rows.iter().map(|row| row.position).collect();
         Ok(StagedStep {
             step: self.view(0),
             n_rows: rows.len(),
-            positions,
+            score_tiles: self.score_tiles(&rows),
             logit_tiles: self.logit_tiles(logit_rows.len()),
         })
+    }
+
+    fn score_tiles(&self, rows: &[StepRow]) -> Vec<ScoreTile> {
+        let tile = |(tile, rows): (u32, &[StepRow])| ScoreTile {
+            first_row: tile * SCORE_TILE as u32,
+            n_rows: rows.len() as u32,
+            max_groups: rows.iter().map(|row| (row.position + 1) / OVERLAPPING as u32).max().unwrap_or(0),
+        };
+        (0..).zip(rows.chunks(SCORE_TILE)).map(tile).filter(|tile| tile.max_groups > self.top_k).collect()
     }
 
     fn logit_tiles(&self, n_logit_rows: usize) -> Vec<LogitTile> {
@@ -162,6 +196,27 @@ impl Staging {
 
     fn put(&mut self, offset: usize, bytes: &[u8]) {
         self.image[offset..offset + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+impl StagedStep {
+    /// The shape of the graph that runs this step: rows and groups rounded up to powers of two. `None`: it has too many rows.
+    pub fn graph_shape(&self) -> Option<GraphShape> {
+        let max_groups = self.score_tiles.first().map_or(0, |tile| tile.max_groups.next_power_of_two());
+        let n_rows = self.n_rows.next_power_of_two();
+        (self.n_rows <= GRAPH_ROWS).then_some(GraphShape { n_rows, max_groups })
+    }
+
+    /// The step as a graph of that shape runs it: grids are the shape's, all else is read on the device.
+    pub fn recorded(&self, staging: &Staging, shape: GraphShape) -> Self {
+        let GraphShape { n_rows, max_groups } = shape;
+        let tile = ScoreTile { first_row: 0, n_rows: n_rows as u32, max_groups };
+        Self {
+            step: self.step,
+            n_rows,
+            score_tiles: if max_groups == 0 { Vec::new() } else { vec![tile] },
+            logit_tiles: staging.logit_tiles(n_rows),
+        }
     }
 }
 

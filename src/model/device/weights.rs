@@ -4,13 +4,13 @@
 //! staging buffer and is repacked from there by a kernel, so that neither host nor device ever holds a second copy of the model.
 
 use crate::device::{Buffer, Device, DeviceError};
+use crate::model::runner::RunnerError;
 use crate::model::shape::ModelShape;
 use crate::model::weights::{
     AttentionWeights, CompressorWeights, ExpertWeights, HyperWeights, IndexerWeights, LayerWeights, MoeWeights, Weights,
 };
 use crate::ops::linear::device::{DeviceProduct, RowsCount};
 use crate::ops::repack::{self, RepackArgs, WeightFormat, WeightShape};
-use crate::model::runner::RunnerError;
 use crate::tensor::matrix::{FP8_BLOCK, Matrix, MatrixData};
 
 const ALIGN_BYTES: usize = 256;
@@ -20,9 +20,9 @@ const PART_BYTES: usize = 32 << 20;
 /// The trunk on a device.
 #[derive(Debug)]
 pub(super) struct DeviceWeights {
-    pub embed: u64, // [V, D] bf16
+    pub embed: u64,               // [V, D] bf16
     pub layers: Vec<DeviceLayer>, // [L]
-    pub norm: u64,  // [D] f32
+    pub norm: u64,                // [D] f32
     pub hc_head: DeviceHyper,
     pub head: DeviceMatrix, // [V, D]
     /// Frequencies of layers without and with compressed rows.
@@ -318,8 +318,8 @@ impl<'a> Loader<'a> {
     /// Matrices of one shape, N an expert: all codes, then all scales.
     fn experts<const N: usize>(&mut self, experts: &[[&Matrix; N]]) -> Result<DeviceExperts, DeviceError> {
         let shape = stored(experts[0][0]).shape;
-        let [codes, scales] = [shape.code_bytes(), shape.scale_bytes()]
-            .map(|n_bytes| self.take(experts.len() * N * n_bytes as usize));
+        let [codes, scales] =
+            [shape.code_bytes(), shape.scale_bytes()].map(|n_bytes| self.take(experts.len() * N * n_bytes as usize));
         for (i, m) in (0..).zip(experts.iter().flatten()) {
             self.repack(m, codes + i * shape.code_bytes(), scales + i * shape.scale_bytes())?;
         }

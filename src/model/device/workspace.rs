@@ -14,7 +14,7 @@ pub(super) const LOGIT_TILE: usize = 64;
 const ROW_TILE: usize = 64;
 const ALIGN_BYTES: u64 = 256;
 /// The overlapping ratio, which has the widest raw rows.
-const OVERLAPPING: usize = 4;
+pub(super) const OVERLAPPING: usize = 4;
 
 /// What the sizes depend on.
 #[derive(Clone, Copy, Debug)]
@@ -50,46 +50,46 @@ pub(super) struct Scratch {
 /// Attention's part.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AttentionAt {
-    pub qr: u64,            // [T, QR] f32
-    pub qr_normed: u64,     // [T, QR] bf16
-    pub q: u64,             // [T, H, DH] f32
-    pub q_finished: u64,    // [T, H, DH] bf16
-    pub kv: u64,            // [T, DH] f32
-    pub rows: u64,          // [T, 584] u8
-    pub a: u64,             // [T, CW] f32
-    pub s: u64,             // [T, CW] f32
-    pub ia: u64,            // [T, IW] f32
-    pub is: u64,            // [T, IW] f32
-    pub iw: u64,            // [T, IH] f32
-    pub iq: u64,            // [T, IH, ID] f32
-    pub iq_finished: u64,   // [T, IH, ID] bf16
-    pub scores: u64,        // [SCORE_TILE, max_groups] f32
-    pub chosen: u64,        // [T, index_topk] u32
-    pub heads: u64,         // [T, H, DH] bf16
-    pub groups: u64,        // [T, G*OR] f32
+    pub qr: u64,             // [T, QR] f32
+    pub qr_normed: u64,      // [T, QR] bf16
+    pub q: u64,              // [T, H, DH] f32
+    pub q_finished: u64,     // [T, H, DH] bf16
+    pub kv: u64,             // [T, DH] f32
+    pub rows: u64,           // [T, 584] u8
+    pub a: u64,              // [T, CW] f32
+    pub s: u64,              // [T, CW] f32
+    pub ia: u64,             // [T, IW] f32
+    pub is: u64,             // [T, IW] f32
+    pub iw: u64,             // [T, IH] f32
+    pub iq: u64,             // [T, IH, ID] f32
+    pub iq_finished: u64,    // [T, IH, ID] bf16
+    pub scores: u64,         // [SCORE_TILE, max_groups] f32
+    pub chosen: u64,         // [T, index_topk] u32
+    pub heads: u64,          // [T, H, DH] bf16
+    pub groups: u64,         // [T, G*OR] f32
     pub groups_rounded: u64, // [T, G*OR] bf16
 }
 
 /// The experts' part.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct MoeAt {
-    pub logits: u64,       // [T, E] f32
-    pub experts: u64,      // [T, K] u32
-    pub weights: u64,      // [T, K] f32
-    pub row_of: u64,       // [T, K] u32
-    pub row_token: u64,    // [T*K] u32
-    pub row_weight: u64,   // [T*K] f32
-    pub expert_first: u64, // [E+1] u32
-    pub items: u64,        // [max_items, 2] u32
-    pub n_items: u64,      // [1] u32
-    pub gate: u64,         // [T*K, F] f32
-    pub up: u64,           // [T*K, F] f32
-    pub hidden: u64,       // [T*K, F] bf16
-    pub routed: u64,       // [T*K, D] f32
-    pub shared_gate: u64,  // [T, F] f32
-    pub shared_up: u64,    // [T, F] f32
+    pub logits: u64,        // [T, E] f32
+    pub experts: u64,       // [T, K] u32
+    pub weights: u64,       // [T, K] f32
+    pub row_of: u64,        // [T, K] u32
+    pub row_token: u64,     // [T*K] u32
+    pub row_weight: u64,    // [T*K] f32
+    pub expert_first: u64,  // [E+1] u32
+    pub items: u64,         // [max_items, 2] u32
+    pub n_items: u64,       // [1] u32
+    pub gate: u64,          // [T*K, F] f32
+    pub up: u64,            // [T*K, F] f32
+    pub hidden: u64,        // [T*K, F] bf16
+    pub routed: u64,        // [T*K, D] f32
+    pub shared_gate: u64,   // [T, F] f32
+    pub shared_up: u64,     // [T, F] f32
     pub shared_hidden: u64, // [T, F] bf16
-    pub shared: u64,       // [T, D] f32
+    pub shared: u64,        // [T, D] f32
 }
 
 /// The head's part.
@@ -133,9 +133,9 @@ impl WorkspaceSpec<'_> {
         self.max_rows.next_multiple_of(ROW_TILE)
     }
 
-    /// The most groups that a row of an overlapping layer sees.
+    /// The most groups that a row of an overlapping layer sees, rounded up as graphs do.
     pub fn max_groups(&self) -> usize {
-        self.max_tokens.div_ceil(OVERLAPPING)
+        self.max_tokens.div_ceil(OVERLAPPING).next_power_of_two()
     }
 }
 
