@@ -62,7 +62,8 @@ struct Event {
 };
 struct Module {
     void* library;
-    std::string path;
+    // Stays open: the loader knows libraries by their names, and the next module must not get this one's.
+    int file;
 };
 
 std::mutex memory_lock;
@@ -260,14 +261,17 @@ EXPORT int hipModuleLoadData(void** module, const void* image) {
     std::string path = "/proc/self/fd/" + std::to_string(file);
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     const char* reason = library ? nullptr : dlerror();
-    close(file);
-    if (!library) return refuse(INVALID_IMAGE, reason ? reason : "dlopen");
-    *module = new Module{library, path};
+    if (!library) {
+        close(file);
+        return refuse(INVALID_IMAGE, reason ? reason : "dlopen");
+    }
+    *module = new Module{library, file};
     return SUCCESS;
 }
 EXPORT int hipModuleUnload(void* module) {
     Module* m = static_cast<Module*>(module);
     dlclose(m->library);
+    close(m->file);
     delete m;
     return SUCCESS;
 }
