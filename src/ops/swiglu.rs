@@ -45,7 +45,9 @@ pub fn swiglu(cpu: &Cpu, params: SwigluParams) {
 #[must_use]
 pub fn reference(gate: &[f32], up: &[f32], limit: f32, weight: f32) -> Vec<f64> {
     let limit = f64::from(limit);
-    let row = gate.iter().zip(up).map(|(g, u)| (f64::from(*g).min(limit), f64::from(*u).clamp(-limit, limit)));
+    // A NaN is not below the limit and stays: f64::min would drop it.
+    let below = |g: f64| if g > limit { limit } else { g };
+    let row = gate.iter().zip(up).map(|(g, u)| (below(f64::from(*g)), f64::from(*u).clamp(-limit, limit)));
     row.map(|(g, u)| g / (1.0 + (-g).exp()) * u * f64::from(weight)).collect()
 }
 
