@@ -230,7 +230,7 @@ fn expect_equal(what: &str, got: &[u8], want: &[u8]) -> Result<(), CheckError> {
 mod tests {
     use super::*;
     use crate::device::testing::{code_objects, for_each_device, sim};
-    use crate::device::{DeviceKind, SimWave};
+    use crate::device::{CodeObjects, DeviceKind, SimWave};
 
     #[test]
     fn every_device_passes_every_check() {
@@ -303,6 +303,36 @@ mod tests {
     }
 
     #[test]
+    fn arguments_of_another_size_are_refused() {
+        for_each_device(|device| {
+            let kernel = device.kernel("copy").unwrap();
+            let size = size_of::<crate::ops::copy::CopyArgs>();
+            assert_ne!(size, size_of::<[u64; 3]>());
+            let result = device.launch(kernel, [1, 1, 1], 64, &[0_u64; 3]);
+            let is_refused = matches!(result, Err(DeviceError::Launch { .. } | DeviceError::BadArgument { .. }));
+            assert!(is_refused, "{result:?}");
+            assert_eq!(device.lost(), None);
+            device.synchronize().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_grid_or_block_that_no_device_takes_is_refused() {
+        let (device, other) = (sim(SimWave::W32), sim(SimWave::W64));
+        let kernel = device.kernel("copy").unwrap();
+        let args = crate::ops::copy::CopyArgs::default();
+        let launches = [
+            device.launch(kernel, [0, 1, 1], 64, &args),
+            device.launch(kernel, [1, 1, 1], 0, &args),
+            device.launch(kernel, [1, 1, 1], 1025, &args),
+            other.launch(kernel, [1, 1, 1], 64, &args),
+        ];
+        for result in launches {
+            assert!(matches!(result, Err(DeviceError::BadArgument { .. })), "{result:?}");
+        }
+    }
+
+    #[test]
     fn a_device_that_is_not_there_is_refused() {
         let error = Device::open(DeviceKind::Sim, 7, &code_objects()).unwrap_err();
         assert!(matches!(error, DeviceError::NoDevice { .. }), "{error}");
@@ -320,7 +350,7 @@ mod tests {
         std::fs::copy(library, folder.path().join("sim/libamdhip64.so")).unwrap();
         let path = folder.path().join("sim32/flashd.so");
         std::fs::write(&path, b"\x7fELF but cut short, long enough for a header of sixty-four bytes....").unwrap();
-        let code = super::super::CodeObjects { folders: vec![folder.path().to_owned()], ..code };
+        let code = CodeObjects { folders: vec![folder.path().to_owned()], ..code };
         let error = Device::open(DeviceKind::Sim, 0, &code).unwrap_err();
         assert!(matches!(&error, DeviceError::CodeRefused { path: told, .. } if *told == path), "{error}");
     }

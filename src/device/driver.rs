@@ -65,6 +65,24 @@ pub struct LaunchShape {
     pub n_threads: u32,
 }
 
+/// A kernel, and what is known of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FunctionInfo {
+    /// Its handle.
+    pub function: Function,
+    /// Bytes of its argument, where the runtime tells; where not, it checks them at each launch.
+    pub args_bytes: Option<usize>,
+}
+
+/// The argument of a launch.
+#[derive(Clone, Copy, Debug)]
+pub struct LaunchArgs {
+    /// The struct.
+    pub address: *const c_void,
+    /// Its size.
+    pub n_bytes: usize,
+}
+
 /// Bytes of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
@@ -126,13 +144,13 @@ pub trait Driver: Send + Sync {
     unsafe fn fill(&self, to: u64, n_bytes: usize, byte: u8) -> Result<(), Fault>;
 
     /// A kernel of the code object.
-    fn function(&self, name: &str) -> Result<Function, Fault>;
+    fn function(&self, name: &str) -> Result<FunctionInfo, Fault>;
 
     /// Starts a kernel with one by-value argument; `args` is copied before the call returns.
     ///
     /// # Safety
     /// `function` is of this driver, `args` points to the struct that the kernel takes, and what it points to is valid.
-    unsafe fn launch(&self, function: Function, shape: LaunchShape, args: *const c_void) -> Result<(), Fault>;
+    unsafe fn launch(&self, function: Function, shape: LaunchShape, args: LaunchArgs) -> Result<(), Fault>;
 
     /// Waits for the stream.
     fn synchronize(&self) -> Result<(), Fault>;

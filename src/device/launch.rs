@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::driver::{FaultKind, LaunchShape, RawEvent};
+use super::driver::{FaultKind, LaunchArgs, LaunchShape, RawEvent};
 use super::{Device, DeviceError, Recordable};
 
 /// Threads that a block may have on every device.
@@ -76,12 +76,18 @@ impl Device {
         }
         let state = self.enter("launch", Recordable::Yes)?;
         let known = (kernel.device == self.name_of_state()).then(|| state.functions.get(kernel.index)).flatten();
-        let Some((_, function)) = known else {
+        let Some((_, info)) = known else {
             return Err(self.bad_argument("launch", format!("kernel {} is of another device", kernel.name)));
         };
+        if let Some(want_bytes) = info.args_bytes.filter(|bytes| *bytes != size_of::<A>()) {
+            let reason = format!("kernel {} takes {want_bytes} bytes, not {}", kernel.name, size_of::<A>());
+            return Err(self.bad_argument("launch", reason));
+        }
         let shape = LaunchShape { grid, n_threads };
-        // SAFETY: the function is this device's, and `args` lives until the call returns.
-        let result = unsafe { self.0.driver.launch(*function, shape, std::ptr::from_ref(args).cast()) };
+        let args = LaunchArgs { address: std::ptr::from_ref(args).cast(), n_bytes: size_of::<A>() };
+        // SAFETY: the function is this device's, and `args` lives until the call returns; its size is the one that the
+        // kernel takes, as was checked above or is by the runtime.
+        let result = unsafe { self.0.driver.launch(info.function, shape, args) };
         match result {
             Err(fault) if fault.kind != FaultKind::Lost => Err(DeviceError::Launch {
                 device: self.0.label.clone(),

@@ -25,7 +25,7 @@ pub use graph::Graph;
 pub use launch::{Event, Kernel};
 
 use buffer::Staging;
-use driver::{Driver, Fault, FaultKind, Function};
+use driver::{Driver, Fault, FaultKind, FunctionInfo};
 
 /// Which runtime drives a device. The CPU has its own way: see [`cpu`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ struct Inner {
 #[derive(Default)]
 struct State {
     /// Kernels looked up so far; a [`Kernel`] is an index into it.
-    functions: Vec<(&'static str, Function)>,
+    functions: Vec<(&'static str, FunctionInfo)>,
     /// The thread that records a graph.
     recording: Option<ThreadId>,
     /// Addresses dropped while a graph was recorded, when the runtime refuses to free.

@@ -7,11 +7,13 @@ use std::ptr::NonNull;
 
 use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute_enum as Attribute, CUmodule, CUresult, CUstream};
 
-use super::driver::{Driver, Fault, FaultKind, Function, LaunchShape, Memory, RawEvent, RawGraph};
+use super::driver::{
+    Driver, Fault, FaultKind, Function, FunctionInfo, LaunchArgs, LaunchShape, Memory, RawEvent, RawGraph,
+};
 use super::{CodeObjects, DeviceError, DeviceInfo, DeviceKind};
 
 /// Every function called below; cudarc panics at one that the library lacks, so they are looked for first.
-const SYMBOLS: [&str; 38] = [
+const SYMBOLS: [&str; 40] = [
     "cuCtxSetCurrent",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -26,6 +28,7 @@ const SYMBOLS: [&str; 38] = [
     "cuEventElapsedTime_v2",
     "cuEventRecord",
     "cuEventSynchronize",
+    "cuFuncGetParamInfo",
     "cuGetErrorName",
     "cuGetErrorString",
     "cuGraphDestroy",
@@ -48,6 +51,7 @@ const SYMBOLS: [&str; 38] = [
     "cuModuleUnload",
     "cuStreamBeginCapture_v2",
     "cuStreamCreate",
+    "cuStreamDestroy_v2",
     "cuStreamEndCapture",
     "cuStreamSynchronize",
 ];
@@ -302,6 +306,12 @@ impl Cuda {
         succeed(name, call())
     }
 
+    /// A call that gives something back. It is made on a lost device too, and an error leaves nothing to do.
+    fn release(&self, call: impl FnOnce() -> CUresult) {
+        let _ = self.context.make_current();
+        let _ = call();
+    }
+
     /// A call that fills in a handle.
     fn make<H>(
         &self,
@@ -335,8 +345,8 @@ impl Driver for Cuda {
     }
 
     unsafe fn free(&self, address: u64) {
-        // SAFETY: the caller gives an address of `alloc` that nothing uses; an error leaves nothing to do.
-        let _ = self.call("cuMemFree", || unsafe { sys::cuMemFree_v2(address) });
+        // SAFETY: the caller gives an address of `alloc` that nothing uses.
+        self.release(|| unsafe { sys::cuMemFree_v2(address) });
     }
 
     fn alloc_pinned(&self, n_bytes: usize) -> Result<NonNull<u8>, Fault> {
@@ -346,7 +356,7 @@ impl Driver for Cuda {
 
     unsafe fn free_pinned(&self, host: NonNull<u8>) {
         // SAFETY: as for `free`.
-        let _ = self.call("cuMemFreeHost", || unsafe { sys::cuMemFreeHost(host.as_ptr().cast()) });
+        self.release(|| unsafe { sys::cuMemFreeHost(host.as_ptr().cast()) });
     }
 
     unsafe fn copy_in(&self, to: u64, from: *const u8, n_bytes: usize) -> Result<(), Fault> {
@@ -369,18 +379,24 @@ impl Driver for Cuda {
         self.call("cuMemsetD8Async", || unsafe { sys::cuMemsetD8Async(to, byte, n_bytes, self.stream.0) })
     }
 
-    fn function(&self, name: &str) -> Result<Function, Fault> {
+    fn function(&self, name: &str) -> Result<FunctionInfo, Fault> {
         let call = "cuModuleGetFunction";
         let missing = || Fault { kind: FaultKind::NotFound, call, text: "a name with a zero byte".to_owned() };
         let name = CString::new(name).map_err(|_| missing())?;
         // SAFETY: the handle's place is writable, the name ends with a zero byte, the module is loaded.
-        self.make(call, |to| unsafe { sys::cuModuleGetFunction(to, self.module.0, name.as_ptr()) }).map(Function)
+        let function = self.make(call, |to| unsafe { sys::cuModuleGetFunction(to, self.module.0, name.as_ptr()) })?;
+        let (mut offset, mut n_bytes) = (0, 0);
+        // SAFETY: the function was just found, and both results' places are writable.
+        self.call("cuFuncGetParamInfo", || unsafe {
+            sys::cuFuncGetParamInfo(function.as_ptr().cast(), 0, &raw mut offset, &raw mut n_bytes)
+        })?;
+        Ok(FunctionInfo { function: Function(function), args_bytes: Some(n_bytes) })
     }
 
-    unsafe fn launch(&self, function: Function, shape: LaunchShape, args: *const c_void) -> Result<(), Fault> {
-        let mut params = [args.cast_mut()];
+    unsafe fn launch(&self, function: Function, shape: LaunchShape, args: LaunchArgs) -> Result<(), Fault> {
+        let mut params = [args.address.cast_mut()];
         let [x, y, z] = shape.grid;
-        // SAFETY: the driver only reads `args`, whose size it knows from the code object, before it returns.
+        // SAFETY: the driver only reads the argument before it returns; its size was compared with the kernel's.
         self.call("cuLaunchKernel", || unsafe {
             sys::cuLaunchKernel(
                 function.0.as_ptr().cast(),
@@ -428,8 +444,8 @@ impl Driver for Cuda {
     }
 
     unsafe fn destroy_event(&self, event: RawEvent) {
-        // SAFETY: the caller gives a live event for the last time; an error leaves nothing to do.
-        let _ = self.call("cuEventDestroy", || unsafe { sys::cuEventDestroy_v2(event.0.as_ptr().cast()) });
+        // SAFETY: the caller gives a live event for the last time.
+        self.release(|| unsafe { sys::cuEventDestroy_v2(event.0.as_ptr().cast()) });
     }
 
     fn begin_capture(&self) -> Result<(), Fault> {
@@ -445,7 +461,7 @@ impl Driver for Cuda {
         let exec = self
             .make("cuGraphInstantiate", |to| unsafe { sys::cuGraphInstantiateWithFlags(to, graph.as_ptr().cast(), 0) });
         // SAFETY: the graph was made above, and what was made of it does not need it.
-        let _ = self.call("cuGraphDestroy", || unsafe { sys::cuGraphDestroy(graph.as_ptr().cast()) });
+        self.release(|| unsafe { sys::cuGraphDestroy(graph.as_ptr().cast()) });
         exec.map(RawGraph)
     }
 
@@ -454,7 +470,7 @@ impl Driver for Cuda {
         let graph = self.make("cuStreamEndCapture", |to| unsafe { sys::cuStreamEndCapture(self.stream.0, to) });
         if let Ok(graph) = graph {
             // SAFETY: the graph was made above.
-            let _ = self.call("cuGraphDestroy", || unsafe { sys::cuGraphDestroy(graph.as_ptr().cast()) });
+            self.release(|| unsafe { sys::cuGraphDestroy(graph.as_ptr().cast()) });
         }
     }
 
@@ -464,8 +480,8 @@ impl Driver for Cuda {
     }
 
     unsafe fn destroy_graph(&self, graph: RawGraph) {
-        // SAFETY: the caller gives a live graph for the last time; an error leaves nothing to do.
-        let _ = self.call("cuGraphExecDestroy", || unsafe { sys::cuGraphExecDestroy(graph.0.as_ptr().cast()) });
+        // SAFETY: the caller gives a live graph for the last time.
+        self.release(|| unsafe { sys::cuGraphExecDestroy(graph.0.as_ptr().cast()) });
     }
 }
 

@@ -46,6 +46,13 @@ pub const STREAM_NON_BLOCKING: c_uint = 1;
 /// `hipStreamCaptureModeThreadLocal`: calls of other threads are not concerned by a recording.
 pub const CAPTURE_THREAD_LOCAL: c_int = 1;
 
+/// `HIP_LAUNCH_PARAM_BUFFER_POINTER`: the argument's address follows.
+pub const LAUNCH_POINTER: Handle = std::ptr::without_provenance_mut(1);
+/// `HIP_LAUNCH_PARAM_BUFFER_SIZE`: the address of the argument's size follows.
+pub const LAUNCH_BYTES: Handle = std::ptr::without_provenance_mut(2);
+/// `HIP_LAUNCH_PARAM_END`.
+pub const LAUNCH_END: Handle = std::ptr::without_provenance_mut(3);
+
 /// The names that ROCm's packages give the library; the one without a number is in development packages.
 pub const LIBRARY_NAMES: [&str; 3] = ["libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"];
 
@@ -164,7 +171,7 @@ impl Api {
     pub fn load(label: &str, path: &Path) -> Result<Self, DeviceError> {
         // SAFETY: the file is the runtime that the operator installed, or the build's own stand-in; its constructors are
         // trusted as those of a linked library are.
-        let library = unsafe { Library::new(path) }.map_err(|error| missing(label, path, error.to_string()))?;
+        let library = unsafe { Library::new(path) }.map_err(|error| missing(label, path, reason(&error)))?;
         Self::resolve(label, path.to_owned(), library)
     }
 
@@ -176,7 +183,7 @@ impl Api {
             // SAFETY: as in `load`.
             match unsafe { Library::new(&path) } {
                 Ok(library) => return Self::resolve(label, path, library),
-                Err(error) => refusals.push(error.to_string()),
+                Err(error) => refusals.push(reason(&error)),
             }
         }
         // The first refusal is of a library that is there, if one is.
@@ -184,6 +191,11 @@ impl Api {
         let looked: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
         Err(missing(label, Path::new(LIBRARY_NAMES[0]), format!("{reason} (looked in {})", looked.join(", "))))
     }
+}
+
+/// What the system's loader said; the error itself only names the call.
+fn reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 fn missing(label: &str, path: &Path, reason: String) -> DeviceError {

@@ -5,7 +5,9 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
-use super::driver::{Driver, Fault, FaultKind, Function, LaunchShape, Memory, RawEvent, RawGraph};
+use super::driver::{
+    Driver, Fault, FaultKind, Function, FunctionInfo, LaunchArgs, LaunchShape, Memory, RawEvent, RawGraph,
+};
 use super::{CodeObjects, DeviceError, DeviceInfo, DeviceKind};
 
 mod api;
@@ -190,6 +192,16 @@ impl Hip {
         succeed(&self.api, name, call())
     }
 
+    /// A call that gives something back. It is made on a lost device too, and an error leaves nothing to do.
+    fn release(&self, call: impl FnOnce() -> Code) {
+        // SAFETY: the call takes a plain number.
+        unsafe { (self.api.set_device)(self.device) };
+        if call() != api::SUCCESS {
+            // SAFETY: it takes nothing; the runtime would report the error again at an unrelated call.
+            unsafe { (self.api.last_error)() };
+        }
+    }
+
     /// A call that fills in a handle.
     fn make(&self, name: &'static str, call: impl FnOnce(*mut Handle) -> Code) -> Result<NonNull<c_void>, Fault> {
         let mut handle = std::ptr::null_mut();
@@ -216,8 +228,8 @@ impl Driver for Hip {
     }
 
     unsafe fn free(&self, address: u64) {
-        // SAFETY: the caller gives an address of `alloc` that nothing uses; an error leaves nothing to do.
-        let _ = self.call("hipFree", || unsafe { (self.api.free)(pointer(address)) });
+        // SAFETY: the caller gives an address of `alloc` that nothing uses.
+        self.release(|| unsafe { (self.api.free)(pointer(address)) });
     }
 
     fn alloc_pinned(&self, n_bytes: usize) -> Result<NonNull<u8>, Fault> {
@@ -227,7 +239,7 @@ impl Driver for Hip {
 
     unsafe fn free_pinned(&self, host: NonNull<u8>) {
         // SAFETY: as for `free`.
-        let _ = self.call("hipHostFree", || unsafe { (self.api.host_free)(host.as_ptr().cast()) });
+        self.release(|| unsafe { (self.api.host_free)(host.as_ptr().cast()) });
     }
 
     unsafe fn copy_in(&self, to: u64, from: *const u8, n_bytes: usize) -> Result<(), Fault> {
@@ -258,18 +270,27 @@ impl Driver for Hip {
         })
     }
 
-    fn function(&self, name: &str) -> Result<Function, Fault> {
+    fn function(&self, name: &str) -> Result<FunctionInfo, Fault> {
         let call = "hipModuleGetFunction";
         let missing = || Fault { kind: FaultKind::NotFound, call, text: "a name with a zero byte".to_owned() };
         let name = CString::new(name).map_err(|_| missing())?;
         // SAFETY: the handle's place is writable, the name ends with a zero byte, the module is loaded.
-        self.make(call, |to| unsafe { (self.api.module_function)(to, self.module, name.as_ptr()) }).map(Function)
+        let function = self.make(call, |to| unsafe { (self.api.module_function)(to, self.module, name.as_ptr()) })?;
+        Ok(FunctionInfo { function: Function(function), args_bytes: None })
     }
 
-    unsafe fn launch(&self, function: Function, shape: LaunchShape, args: *const c_void) -> Result<(), Fault> {
-        let mut params = [args.cast_mut()];
+    unsafe fn launch(&self, function: Function, shape: LaunchShape, args: LaunchArgs) -> Result<(), Fault> {
+        let mut n_bytes = args.n_bytes;
+        // The form that carries the argument's size, so that the runtime can refuse another.
+        let mut extra = [
+            api::LAUNCH_POINTER,
+            args.address.cast_mut(),
+            api::LAUNCH_BYTES,
+            (&raw mut n_bytes).cast(),
+            api::LAUNCH_END,
+        ];
         let [x, y, z] = shape.grid;
-        // SAFETY: the runtime only reads `args`, whose size it knows from the code object, before it returns.
+        // SAFETY: the runtime only reads as many bytes of the argument as it is told, before it returns.
         self.call("hipModuleLaunchKernel", || unsafe {
             (self.api.launch)(
                 function.0.as_ptr(),
@@ -281,8 +302,8 @@ impl Driver for Hip {
                 1,
                 0,
                 self.stream,
-                params.as_mut_ptr(),
                 std::ptr::null_mut(),
+                extra.as_mut_ptr(),
             )
         })
     }
@@ -317,8 +338,8 @@ impl Driver for Hip {
     }
 
     unsafe fn destroy_event(&self, event: RawEvent) {
-        // SAFETY: the caller gives a live event for the last time; an error leaves nothing to do.
-        let _ = self.call("hipEventDestroy", || unsafe { (self.api.event_destroy)(event.0.as_ptr()) });
+        // SAFETY: the caller gives a live event for the last time.
+        self.release(|| unsafe { (self.api.event_destroy)(event.0.as_ptr()) });
     }
 
     fn begin_capture(&self) -> Result<(), Fault> {
@@ -337,7 +358,7 @@ impl Driver for Hip {
             (self.api.graph_instantiate)(to, graph.as_ptr(), nothing, nothing.cast(), 0)
         });
         // SAFETY: the graph was made above, and what was made of it does not need it.
-        let _ = self.call("hipGraphDestroy", || unsafe { (self.api.graph_destroy)(graph.as_ptr()) });
+        self.release(|| unsafe { (self.api.graph_destroy)(graph.as_ptr()) });
         exec.map(RawGraph)
     }
 
@@ -346,7 +367,7 @@ impl Driver for Hip {
         let graph = self.make("hipStreamEndCapture", |to| unsafe { (self.api.end_capture)(self.stream, to) });
         if let Ok(graph) = graph {
             // SAFETY: the graph was made above.
-            let _ = self.call("hipGraphDestroy", || unsafe { (self.api.graph_destroy)(graph.as_ptr()) });
+            self.release(|| unsafe { (self.api.graph_destroy)(graph.as_ptr()) });
         }
     }
 
@@ -356,18 +377,17 @@ impl Driver for Hip {
     }
 
     unsafe fn destroy_graph(&self, graph: RawGraph) {
-        // SAFETY: the caller gives a live graph for the last time; an error leaves nothing to do.
-        let _ = self.call("hipGraphExecDestroy", || unsafe { (self.api.graph_exec_destroy)(graph.0.as_ptr()) });
+        // SAFETY: the caller gives a live graph for the last time.
+        self.release(|| unsafe { (self.api.graph_exec_destroy)(graph.0.as_ptr()) });
     }
 }
 
 impl Drop for Hip {
     fn drop(&mut self) {
-        // Errors leave nothing to do: a lost device has given everything back itself.
         // SAFETY: module and stream are this device's own and nothing uses them: buffers, events and graphs are gone.
-        let _ = self.call("hipModuleUnload", || unsafe { (self.api.module_unload)(self.module) });
+        self.release(|| unsafe { (self.api.module_unload)(self.module) });
         // SAFETY: as above.
-        let _ = self.call("hipStreamDestroy", || unsafe { (self.api.stream_destroy)(self.stream) });
+        self.release(|| unsafe { (self.api.stream_destroy)(self.stream) });
     }
 }
 
