@@ -346,8 +346,10 @@ void run_block(Engine& e) {
     for (u32 t = 0; t < e.n_threads; t++) start_fibre(e, t);
     for (;;) {
         bool is_done = true;
-        for (u32 first = 0; first < e.n_threads; first += e.wave) {
-            run_wave(e, first);
+        u32 n_waves = (e.n_threads + e.wave - 1) / e.wave;
+        for (u32 w = 0; w < n_waves; w++) {
+            // Waves of odd blocks run from the last to the first: a missing barrier shows in one order or the other.
+            run_wave(e, e.wave * (e.block_x % 2 ? n_waves - 1 - w : w));
             if (!e.error.empty()) return;
         }
         for (u32 t = 0; t < e.n_threads; t++) is_done = is_done && e.fibres[t].state == State::Done;

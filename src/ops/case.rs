@@ -111,6 +111,7 @@ pub fn all() -> Vec<OpCase> {
         super::index_score::device::cases,
         super::kv_row::cases,
         super::linear::device::cases,
+        super::primitives::cases,
         super::query::cases,
         super::repack::cases,
         super::ring_store::cases,

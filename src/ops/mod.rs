@@ -16,6 +16,7 @@ pub mod index_query;
 pub mod index_score;
 pub mod kv_row;
 pub mod linear;
+pub mod primitives;
 pub mod query;
 pub mod repack;
 pub mod ring_store;

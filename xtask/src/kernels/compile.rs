@@ -54,7 +54,7 @@ pub fn flags(target: Target) -> Vec<&'static str> {
         }
         Target::Sm90a => "-x cu -std=c++17 -O3 -fmad=false -arch=sm_90a -cubin -Xptxas -v",
         Target::Sim => {
-            "-x c++ -std=c++17 -O2 -fPIC -shared -ffp-contract=off -fno-math-errno -pthread -Wall -Wextra -Werror \
+            "-x c++ -std=c++17 -O2 -fPIC -ffp-contract=off -fno-math-errno -pthread -Wall -Wextra -Werror \
              -Wno-unknown-pragmas -Wno-unused-function -DFLASHD_SIM"
         }
     };
@@ -86,13 +86,13 @@ fn run_sim(build: &Build, compiler: &Compiler, unit: &Path) -> anyhow::Result<Ta
     let library = build.out.join("sim/libamdhip64.so");
     let sources = [build.kernels.join("sim/engine.cpp"), build.kernels.join("sim/hip.cpp")];
     let sources: Vec<&Path> = sources.iter().map(PathBuf::as_path).collect();
-    let soname = ["-DFLASHD_SIM_WAVE=64", "-Wl,-soname,libamdhip64.so", "-ldl"];
+    let soname = ["-shared", "-DFLASHD_SIM_WAVE=64", "-Wl,-soname,libamdhip64.so", "-ldl"];
     compile(build, Target::Sim, compiler, &sources, &library, &soname)?;
     let link = format!("-L{}", build.out.join("sim").display());
     let wave = |wave: u32| {
         let output = build.out.join(format!("sim{wave}/flashd.so"));
         let define = format!("-DFLASHD_SIM_WAVE={wave}");
-        let last = ["-fvisibility=hidden", &define, &link, "-lamdhip64"];
+        let last = ["-shared", "-fvisibility=hidden", &define, &link, "-lamdhip64"];
         compile(build, Target::Sim, compiler, &[unit], &output, &last)
     };
     std::thread::scope(|scope| {
@@ -100,7 +100,19 @@ fn run_sim(build: &Build, compiler: &Compiler, unit: &Path) -> anyhow::Result<Ta
         wave(32)?;
         other.join().map_err(|_| anyhow::anyhow!("the compiler's thread panicked"))?
     })?;
+    [32, 64].iter().try_for_each(|wave| check_sim(build, compiler, *wave))?;
     Ok(Table { text: report::sim(&build.out)?, faults: Vec::new() })
+}
+
+/// The simulator's own checks: wrong kernels must fail, right ones must not.
+fn check_sim(build: &Build, compiler: &Compiler, wave: u32) -> anyhow::Result<()> {
+    let program = build.out.join(format!("sim{wave}/check"));
+    let [check, engine] = ["sim/check.cpp", "sim/engine.cpp"].map(|name| build.kernels.join(name));
+    compile(build, Target::Sim, compiler, &[&check, &engine], &program, &[&format!("-DFLASHD_SIM_WAVE={wave}")])?;
+    let result = Command::new(&program).output().with_context(|| program.display().to_string())?;
+    let said = String::from_utf8_lossy(&result.stdout);
+    ensure!(result.status.success(), "checks of the simulator, wave {wave}: {}\n{said}", result.status);
+    Ok(())
 }
 
 /// Calls the compiler; what it wrote to stderr. The output appears whole or not at all.
