@@ -67,8 +67,9 @@ fn launch(device: &Device, kernel: &'static str, input: &Buffer, out: &Buffer, n
 /// Numbers of either sign from 2^-24 to 2^20 evenly in the exponent, then special ones.
 fn numbers() -> Vec<f32> {
     let mut noise = Noise::new(31);
-    let mut x: Vec<f32> =
-        (0..4000).map(|i| (2f32.powf(i as f32 / 4000.0 * 43.0 - 24.0) + noise.unit() * 1e-8).copysign(noise.unit())).collect();
+    let mut x: Vec<f32> = (0..4000)
+        .map(|i| (2f32.powf(i as f32 / 4000.0 * 43.0 - 24.0) + noise.unit() * 1e-8).copysign(noise.unit()))
+        .collect();
     x.extend((0..2000).map(|_| noise.unit() * 90.0));
     x.extend([0.0, -0.0, 1.0, -1.0, 88.7, -87.3, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 464.0, 448.0, 1e30, -1e30]);
     x
