@@ -96,7 +96,7 @@ impl OpCase {
 /// Every case of every op: what `flashd selftest ops` runs. An op with kernels adds its `cases()` here.
 #[must_use]
 pub fn all() -> Vec<OpCase> {
-    let ops: [fn() -> Vec<OpCase>; 22] = [
+    let ops: [fn() -> Vec<OpCase>; 23] = [
         super::attention::device::cases,
         super::combine::cases,
         super::compress::device::cases,
