@@ -60,22 +60,23 @@ pub fn reference(items: &[CopyItem], memory: &mut [u8], place: impl Fn(u64) -> u
     }
 }
 
+/// Sources, destinations and bytes of a case.
+type Copies = &'static [(u64, u64, u64)];
+
 /// The kernel's cases: nothing, one word, more than a part, addresses that fit 4 bytes only.
 #[must_use]
 pub fn cases() -> Vec<OpCase> {
-    let lists: [(&str, &[(u64, u64, u64)]); 4] = [
+    let lists: [(&str, Copies); 4] = [
         ("none", &[]),
         ("empty, words, sixteens", &[(0, 512, 0), (0, 512, 4), (16, 528, 16), (64, 576, 60)]),
         ("off sixteen", &[(4, 1024, 32), (32, 2052, 64), (8, 4104, 1000)]),
         ("more than a part", &[(0, 300_000, 65_552), (70_000, 400_000, 131_072), (36, 600_020, 70_004)]),
     ];
-    let case = |(name, list): (&'static str, &'static [(u64, u64, u64)])| {
-        OpCase::new("copy", name, move |device| check(device, list))
-    };
+    let case = |(name, list): (&'static str, Copies)| OpCase::new("copy", name, move |device| check(device, list));
     lists.map(case).into()
 }
 
-fn check(device: &Device, list: &[(u64, u64, u64)]) -> Result<Deviation, CaseError> {
+fn check(device: &Device, list: Copies) -> Result<Deviation, CaseError> {
     let mut memory: Vec<u8> = (0..800_000).map(|i| Noise::new(i / 8).next_u64() as u8 ^ i as u8).collect();
     let buffer = upload(device, &memory)?;
     let base = buffer.address();

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
-use crate::ops::case::batch::{Batch, Worst, home, output, rope_table, row_noise, run_everywhere};
+use crate::ops::case::batch::{Batch, Runs, Worst, home, output, rope_table, row_noise, run_everywhere};
 use crate::ops::case::data::{Noise, upload};
 use crate::ops::case::{CaseError, Deviation, OpCase};
 use crate::ops::rms_norm;
@@ -57,13 +57,13 @@ pub fn reference(row: &[f32], weight: &[f32], position: usize, table: &RopeTable
 /// The kernel's cases: rows past a block; near and far positions; rows of zeros, of NaN, and with a group of tiny values.
 #[must_use]
 pub fn cases() -> Vec<OpCase> {
-    let batches: [(&str, &[(usize, usize, usize)]); 4] = [
+    let batches: [(&str, Runs); 4] = [
         ("five rows", &[(0, 126, 3), (2, 1_048_575, 1), (1, 4, 1)]),
         ("zeros and NaN", &[(1, 0, 4)]),
         ("one row", &[(3, 65_536, 1)]),
         ("none", &[]),
     ];
-    let case = |(name, runs): (&str, &[(usize, usize, usize)])| {
+    let case = |(name, runs): (&str, Runs)| {
         let batch = Batch::new(runs);
         OpCase::new("kv_row", name, move |device| check(device, &batch))
     };

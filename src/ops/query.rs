@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
-use crate::ops::case::batch::{Batch, Worst, home, output, rope_table, row_noise, run_everywhere, values_of};
+use crate::ops::case::batch::{Batch, Runs, Worst, home, output, rope_table, row_noise, run_everywhere, values_of};
 use crate::ops::case::data::upload;
 use crate::ops::case::{CaseError, Deviation, OpCase};
 use crate::ops::rms_norm;
@@ -61,9 +61,9 @@ pub fn reference(head: &[f32], position: usize, table: &RopeTable, eps: f32) -> 
 /// The kernel's cases: one head, the model's number, one past a block; near and far positions; a row of zeros.
 #[must_use]
 pub fn cases() -> Vec<OpCase> {
-    let batches: [(usize, &[(usize, usize, usize)]); 4] =
+    let batches: [(usize, Runs); 4] =
         [(64, &[(0, 126, 3), (2, 1_048_575, 1)]), (9, &[(1, 0, 2)]), (1, &[(3, 65_536, 5)]), (4, &[])];
-    let case = |(n_heads, runs): (usize, &[(usize, usize, usize)])| {
+    let case = |(n_heads, runs): (usize, Runs)| {
         let batch = Batch::new(runs);
         let name = format!("H {n_heads}, {} rows", batch.rows().len());
         OpCase::new("query", name, move |device| check(device, n_heads, &batch))

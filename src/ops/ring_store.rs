@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
-use crate::ops::case::batch::{Batch, N_SLOTS, home, row_noise, slot};
+use crate::ops::case::batch::{Batch, N_SLOTS, Runs, home, row_noise, slot};
 use crate::ops::case::data::{Noise, upload};
 use crate::ops::case::{CaseError, Deviation, OpCase};
 use crate::ops::round_fp8::CACHE_ROW_BYTES;
@@ -76,7 +76,7 @@ pub fn reference(ring: &mut [u8], row_bytes: usize, first_pos: usize, rows: &[Ve
 /// The kernel's cases: layers with one, two and three rings; one row, fewer rows than a ring, as many, more; positions that wrap.
 #[must_use]
 pub fn cases() -> Vec<OpCase> {
-    let of = |name: &str, rings: Rings, runs: &[(usize, usize, usize)]| {
+    let of = |name: &str, rings: Rings, runs: Runs| {
         let batch = Batch::new(runs);
         OpCase::new("ring_store", name, move |device| check(device, &rings, &batch))
     };

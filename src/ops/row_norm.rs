@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
-use crate::ops::case::batch::{Batch, Worst, home, output, row_noise, run_everywhere, values_of};
+use crate::ops::case::batch::{Batch, Runs, Worst, home, output, row_noise, run_everywhere, values_of};
 use crate::ops::case::data::{Noise, upload};
 use crate::ops::case::{CaseError, Deviation, OpCase};
 use crate::ops::rms_norm;
@@ -49,9 +49,9 @@ pub fn reference(row: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
 /// The kernel's cases: the model's width, just past a block, one column.
 #[must_use]
 pub fn cases() -> Vec<OpCase> {
-    let batches: [(usize, &[(usize, usize, usize)]); 4] =
+    let batches: [(usize, Runs); 4] =
         [(1024, &[(0, 126, 3), (2, 9, 1)]), (257, &[(1, 0, 2)]), (1, &[(3, 5, 5)]), (64, &[])];
-    let case = |(n_cols, runs): (usize, &[(usize, usize, usize)])| {
+    let case = |(n_cols, runs): (usize, Runs)| {
         let batch = Batch::new(runs);
         let name = format!("N {n_cols}, {} rows", batch.rows().len());
         OpCase::new("row_norm", name, move |device| check(device, n_cols, &batch))

@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use crate::device::{Device, DeviceError};
 use crate::ops::attention::DEVICE_TILE_ROWS;
 use crate::ops::case::batch::{
-    Batch, N_SLOTS, Worst, block, decode_kv, home, n_blocks, output, rope_table, rounded_to_bf16, row_noise,
+    Batch, N_SLOTS, Runs, Worst, block, decode_kv, home, n_blocks, output, rope_table, rounded_to_bf16, row_noise,
     run_everywhere, slot, to_bf16, values_of,
 };
 use crate::ops::case::data::{Noise, upload};
@@ -124,7 +124,7 @@ struct Layer {
 /// groups and chosen ones; rows that see no group yet; lists of thousands of rows; scores that let one row or the sink win; NaN.
 #[must_use]
 pub fn cases() -> Vec<OpCase> {
-    let of = |name: &str, layer: (usize, usize, usize), runs: &[(usize, usize, usize)]| {
+    let of = |name: &str, layer: (usize, usize, usize), runs: Runs| {
         let (batch, (n_heads, ratio, k)) = (Batch::new(runs), layer);
         OpCase::new("attention", name, move |device| check(device, Layer { n_heads, ratio, k }, &batch))
     };

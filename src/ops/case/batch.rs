@@ -32,6 +32,9 @@ pub struct Run {
     pub n_rows: usize,
 }
 
+/// Runs of (sequence, first position, rows), as cases list them.
+pub type Runs = &'static [(usize, usize, usize)];
+
 /// A step, as cases say it.
 #[derive(Clone, Debug)]
 pub struct Batch {

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
 use crate::ops::case::batch::{
-    Batch, N_SLOTS, Worst, block, home, is_garbage, n_blocks, rope_table, row_noise, run_everywhere, slot,
+    Batch, N_SLOTS, Runs, Worst, block, home, is_garbage, n_blocks, rope_table, row_noise, run_everywhere, slot,
 };
 use crate::ops::case::data::{Noise, upload};
 use crate::ops::case::{CaseError, Deviation, OpCase};
@@ -91,7 +91,7 @@ pub fn cases() -> Vec<OpCase> {
     let kv4 = Layer { ratio: 4, is_index: false };
     let kv128 = Layer { ratio: 128, is_index: false };
     let index = Layer { ratio: 4, is_index: true };
-    let of = |name: &str, layer: Layer, runs: &[(usize, usize, usize)]| {
+    let of = |name: &str, layer: Layer, runs: Runs| {
         let batch = Batch::new(runs);
         OpCase::new("compress", name, move |device| check(device, layer, &batch))
     };
@@ -227,7 +227,7 @@ fn run(device: &Device, layer: Layer, batch: &Batch) -> Result<Vec<u8>, CaseErro
     let (mut blocks, mut rows) = (home::<u8>(device, &blocks)?, Vec::new());
     for (seq, position) in batch.rows() {
         let mut row = vec![0xFF; layer.row_bytes()];
-        if (position + 1) % layer.ratio == 0 {
+        if (position + 1).is_multiple_of(layer.ratio) {
             let at = layer.place(seq, position / layer.ratio);
             row.swap_with_slice(&mut blocks[at..at + layer.row_bytes()]);
         }
@@ -244,7 +244,7 @@ fn check(device: &Device, layer: Layer, batch: &Batch) -> Result<Deviation, Case
     let got = run_everywhere(batch, |batch| run(device, layer, batch))?;
     let mut worst = Worst::default();
     for ((seq, position), got) in batch.rows().into_iter().zip(got.chunks(layer.row_bytes())) {
-        if (position + 1) % layer.ratio != 0 {
+        if !(position + 1).is_multiple_of(layer.ratio) {
             continue;
         }
         let want = layer.reference(seq, position / layer.ratio);

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
-use crate::ops::case::batch::{Batch, N_SLOTS, home, interleave, output, run_everywhere, slot};
+use crate::ops::case::batch::{Batch, N_SLOTS, Runs, home, interleave, output, run_everywhere, slot};
 use crate::ops::case::data::{Noise, upload};
 use crate::ops::case::{CaseError, Deviation, OpCase};
 use crate::ops::hyper_mix::HC;
@@ -46,9 +46,9 @@ pub fn launch(device: &Device, args: &EmbedArgs, n_rows: u32) -> Result<(), Devi
 /// The kernel's cases: the model's width, odd ones, one row and many; ids from slots and outside the vocabulary.
 #[must_use]
 pub fn cases() -> Vec<OpCase> {
-    let batches: [(usize, &[(usize, usize, usize)]); 4] =
+    let batches: [(usize, Runs); 4] =
         [(4096, &[(0, 5, 3), (2, 0, 1)]), (130, &[(1, 0, 17), (0, 9, 2)]), (1, &[(3, 7, 1)]), (257, &[])];
-    let case = |(n_cols, runs): (usize, &[(usize, usize, usize)])| {
+    let case = |(n_cols, runs): (usize, Runs)| {
         let batch = Batch::new(runs);
         OpCase::new("embed", format!("D {n_cols}, {} rows", batch.rows().len()), move |device| {
             check(device, n_cols, &batch)

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
-use crate::ops::case::batch::{Batch, Worst, home, interleave, output, row_noise, run_everywhere, values_of};
+use crate::ops::case::batch::{Batch, Runs, Worst, home, interleave, output, row_noise, run_everywhere, values_of};
 use crate::ops::case::data::{Noise, upload};
 use crate::ops::case::{CaseError, Deviation, OpCase};
 use crate::ops::hyper_mix::{HC, HyperMixParams, MIXES, reference};
@@ -80,14 +80,14 @@ pub fn launch(device: &Device, args: &HyperMixArgs, n_rows: u32) -> Result<(), D
 /// The kernels' cases: the model's width, one of several parts with a rest, the least; rows past a tile of 8.
 #[must_use]
 pub fn cases() -> Vec<OpCase> {
-    let batches: [(usize, &[(usize, usize, usize)]); 5] = [
+    let batches: [(usize, Runs); 5] = [
         (4096, &[(0, 5, 1), (2, 0, 1)]),
         (1028, &[(1, 0, 9)]),
         (256, &[(1, 0, 17), (0, 9, 2)]),
         (4, &[(3, 7, 8)]),
         (128, &[]),
     ];
-    let case = |(n_cols, runs): (usize, &[(usize, usize, usize)])| {
+    let case = |(n_cols, runs): (usize, Runs)| {
         let batch = Batch::new(runs);
         let name = format!("D {n_cols}, {} rows", batch.rows().len());
         OpCase::new("hyper_mix", name, move |device| check(device, n_cols, &batch))

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
-use crate::ops::case::batch::{Batch, Worst, home, row_noise, run_everywhere, values_of};
+use crate::ops::case::batch::{Batch, Runs, Worst, home, row_noise, run_everywhere, values_of};
 use crate::ops::case::data::upload;
 use crate::ops::case::{CaseError, Deviation, OpCase};
 use crate::ops::hyper_mix::{HC, MIXES};
@@ -46,9 +46,9 @@ pub fn launch(device: &Device, args: &HyperPostArgs, n_rows: u32) -> Result<(), 
 /// The kernel's cases: the model's width, just past a block, the least.
 #[must_use]
 pub fn cases() -> Vec<OpCase> {
-    let batches: [(usize, &[(usize, usize, usize)]); 4] =
+    let batches: [(usize, Runs); 4] =
         [(4096, &[(0, 5, 1), (2, 0, 2)]), (1028, &[(1, 0, 3)]), (4, &[(3, 7, 8)]), (128, &[])];
-    let case = |(n_cols, runs): (usize, &[(usize, usize, usize)])| {
+    let case = |(n_cols, runs): (usize, Runs)| {
         let batch = Batch::new(runs);
         let name = format!("D {n_cols}, {} rows", batch.rows().len());
         OpCase::new("hyper_post", name, move |device| check(device, n_cols, &batch))

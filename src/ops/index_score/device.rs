@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
 use crate::ops::case::batch::{
-    Batch, Worst, block, decode_key, home, n_blocks, output, row_noise, run_everywhere, to_bf16, values_of,
+    Batch, Runs, Worst, block, decode_key, home, n_blocks, output, row_noise, run_everywhere, to_bf16, values_of,
 };
 use crate::ops::case::data::upload;
 use crate::ops::case::{CaseError, Deviation, OpCase};
@@ -95,7 +95,7 @@ struct Shape {
 /// rows that share keys and rows of other runs between them; rows with few enough groups; launches over parts of the rows.
 #[must_use]
 pub fn cases() -> Vec<OpCase> {
-    let of = |name: &str, n_heads: usize, k: usize, n_tile_rows: usize, runs: &[(usize, usize, usize)]| {
+    let of = |name: &str, n_heads: usize, k: usize, n_tile_rows: usize, runs: Runs| {
         let batch = Batch::new(runs);
         let most = batch.rows().iter().map(|row| (row.1 + 1) / 4).max().unwrap_or(0);
         let shape = Shape { n_heads, max_groups: most + 3, k, n_tile_rows };

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
-use crate::ops::case::batch::{Batch, home, output, row_noise, run_everywhere, values_of};
+use crate::ops::case::batch::{Batch, Runs, home, output, row_noise, run_everywhere, values_of};
 use crate::ops::case::data::upload;
 use crate::ops::case::{CaseError, Deviation, OpCase};
 use crate::ops::step::Step;
@@ -60,7 +60,7 @@ enum Scores {
 /// The kernel's cases: numbers of groups just above k, past a round of threads, the model's most; ties everywhere.
 #[must_use]
 pub fn cases() -> Vec<OpCase> {
-    let of = |name: &str, k: usize, scores: Scores, runs: &[(usize, usize, usize)]| {
+    let of = |name: &str, k: usize, scores: Scores, runs: Runs| {
         let batch = Batch::new(runs);
         OpCase::new("top_k", name, move |device| check(device, k, scores, &batch))
     };
