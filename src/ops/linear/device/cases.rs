@@ -17,18 +17,18 @@ const FORMS: [ProductForm; 5] =
     [ProductForm::Few(8), ProductForm::Few(16), ProductForm::Few(32), ProductForm::Few(64), ProductForm::Many];
 /// (N, K, T): official K with N cut, shapes of the demo model, then 0, 1, odd and just past a tile.
 const SHAPES: [(u32, u32, u32); 12] = [
-    (40, 4096, 3),
-    (17, 8192, 1),
-    (48, 2048, 9),
-    (160, 1024, 17),
-    (128, 256, 65),
+    (17, 4096, 3),
+    (1, 8192, 1),
+    (33, 2048, 9),
+    (144, 1024, 5),
+    (128, 256, 17),
     (4, 256, 33),
     (1, 32, 1),
     (0, 32, 3),
     (3, 32, 0),
     (15, 96, 64),
     (33, 160, 16),
-    (129, 416, 70),
+    (129, 544, 70),
 ];
 
 pub(super) fn cases() -> Vec<OpCase> {
@@ -48,6 +48,7 @@ pub(super) fn cases() -> Vec<OpCase> {
         cases.push(case(format!("{format:?}: every code and scale"), move |device| every_code(device, format)));
     }
     cases.push(case("eight products at once".to_owned(), several));
+    cases.push(case("results past 4 GiB (not on the simulator)".to_owned(), far_results));
     cases
 }
 
@@ -153,12 +154,12 @@ fn step(device: &Device, n_rows: u32) -> Result<(Step, Buffer), DeviceError> {
     Ok((Step { counts: counts.address(), ..Step::default() }, counts))
 }
 
-/// Every form twice: all bits equal, padding untouched, and near the reference.
+/// Every form, two of them twice: all bits equal, padding untouched, and near the reference.
 fn every_form(device: &Device, shape: WeightShape, n_groups: u32, n_rows: u32) -> Result<Deviation, CaseError> {
     let problem = Problem::new(device, &mut Noise::new(21), shape, n_groups, n_rows)?;
     let (step, _counts) = step(device, n_rows)?;
     let mut first: Option<Vec<f32>> = None;
-    for form in FORMS.into_iter().flat_map(|form| [form, form]) {
+    for form in FORMS.into_iter().chain([ProductForm::Few(8), ProductForm::Many]) {
         // The grid is that of a bucket with three rows more.
         launch_as(device, form, step, &[problem.product(0)], n_rows + 3)?;
         let y = problem.take(device, 0, n_rows as usize)?;
@@ -170,7 +171,7 @@ fn every_form(device: &Device, shape: WeightShape, n_groups: u32, n_rows: u32) -
 /// The first rows, and the last one alone, in the form that their number asks for.
 fn batches(device: &Device, format: WeightFormat) -> Result<Deviation, CaseError> {
     const ROWS: usize = 300;
-    let shape = WeightShape { n_rows: 40, n_cols: 416, format };
+    let shape = WeightShape { n_rows: 17, n_cols: 544, format };
     let problem = Problem::new(device, &mut Noise::new(22), shape, 1, ROWS as u32)?;
     let mut all = Vec::new();
     for (first, n_rows) in [(0, 300), (0, 1), (0, 7), (0, 8), (0, 9), (0, 33), (0, 64), (299, 1), (63, 2)] {
@@ -257,6 +258,29 @@ fn several(device: &Device) -> Result<Deviation, CaseError> {
         }
     }
     Ok(worst)
+}
+
+/// The second row of y begins 4 GiB after the first.
+fn far_results(device: &Device) -> Result<Deviation, CaseError> {
+    if device.info().arch.starts_with("sim") {
+        return Ok(Deviation { worst: 0.0, limit: 0.0 });
+    }
+    const STRIDE: usize = (1 << 30) + 16;
+    let shape = WeightShape { n_rows: 33, n_cols: 256, format: Fp8 };
+    let problem = Problem::new(device, &mut Noise::new(25), shape, 1, 2)?;
+    let far = device.alloc(4 * (STRIDE + 33))?;
+    let (step, _counts) = step(device, 2)?;
+    for form in [ProductForm::Few(8), ProductForm::Many] {
+        launch_as(device, form, step, &[problem.product(0)], 2)?;
+        let want = problem.take(device, 0, 2)?;
+        let product = DeviceProduct { y: far.address(), y_stride: STRIDE as u32, ..problem.product(0) };
+        launch_as(device, form, step, &[product], 2)?;
+        let mut got = vec![0f32; 66];
+        device.download(&far, 0, bytemuck::cast_slice_mut(&mut got[..33]))?;
+        device.download(&far, 4 * STRIDE, bytemuck::cast_slice_mut(&mut got[33..]))?;
+        same_bits("far away", &got, &want)?;
+    }
+    Ok(Deviation { worst: 0.0, limit: 0.0 })
 }
 
 #[cfg(test)]
