@@ -26,7 +26,7 @@ DEVICE constexpr u32 n_partials(u32 n_tiles) { return PRODUCT_WAVES * n_tiles * 
 /// part += one unit's columns, for each token tile. With eight of them blocks are not unrolled: the loads of several would not fit.
 template <u32 FORMAT, u32 N_TILES>
 DEVICE void multiply_unit(const Unit& u, u32 unit, const u16* const rows[N_TILES], u32 n_cols, FragC part[N_TILES]) {
-    constexpr u32 UNROLL = N_TILES < 8 ? 4 : 1;
+    [[maybe_unused]] constexpr u32 UNROLL = N_TILES < 8 ? 4 : 1;
 #pragma unroll UNROLL
     for (u32 b = 0; b < UnitOf<FORMAT>::BLOCKS; b++) {
         u32 column = unit * UnitOf<FORMAT>::COLS + b * BLOCK_COLS + quarter_of(lane()) * 8;
