@@ -84,7 +84,7 @@ pub fn reference(
 pub fn launch(device: &Device, args: &ExpertLinearArgs, max_items: u32) -> Result<(), DeviceError> {
     let shape = WeightShape { n_rows: args.n_rows, n_cols: args.n_cols, format: WeightFormat::Mxfp4 };
     shape.check("expert_linear");
-    assert!(args.x % 16 == 0, "expert_linear: x: {:#x}, want rows at 16 bytes", args.x);
+    assert!(args.x.is_multiple_of(16), "expert_linear: x: {:#x}, want rows at 16 bytes", args.x);
     let rows = args.rows_per_item;
     assert!([8, 16, 32, 64].contains(&rows), "expert_linear: rows_per_item: {rows}, want 8, 16, 32 or 64");
     let (form, kernel) = match rows {

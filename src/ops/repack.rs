@@ -139,8 +139,8 @@ impl WeightShape {
 
     /// Panics when kernels can't work with the shape: a bug in the caller.
     pub(crate) fn check(self, op: &str) {
-        assert!(self.n_cols > 0 && self.n_cols % 8 == 0, "{op}: K: {}, want a multiple of 8", self.n_cols);
-        let is_whole = self.format != WeightFormat::Mxfp4 || self.n_cols as usize % MXFP4_BLOCK == 0;
+        assert!(self.n_cols > 0 && self.n_cols.is_multiple_of(8), "{op}: K: {}, want a multiple of 8", self.n_cols);
+        let is_whole = self.format != WeightFormat::Mxfp4 || (self.n_cols as usize).is_multiple_of(MXFP4_BLOCK);
         assert!(is_whole, "{op}: K: {}, want a multiple of {MXFP4_BLOCK}", self.n_cols);
     }
 }

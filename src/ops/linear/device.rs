@@ -193,13 +193,18 @@ fn n_blocks(product: &DeviceProduct, form: ProductForm) -> u32 {
 fn problem(p: &DeviceProduct, first_tile: u32) -> LinearProblem {
     let WeightShape { n_rows, n_cols, format } = p.weight;
     p.weight.check("linear");
-    assert!(p.n_groups > 0 && n_rows % p.n_groups == 0, "linear: N: {n_rows} rows in {} groups", p.n_groups);
+    assert!(p.n_groups > 0 && n_rows.is_multiple_of(p.n_groups), "linear: N: {n_rows} rows in {} groups", p.n_groups);
     let group_rows = n_rows / p.n_groups;
     assert!(
-        p.n_groups == 1 || group_rows % TILE_ROWS == 0,
+        p.n_groups == 1 || group_rows.is_multiple_of(TILE_ROWS),
         "linear: N: groups of {group_rows} rows, want a multiple of {TILE_ROWS}"
     );
-    assert!(p.x % 16 == 0 && p.x_stride % 8 == 0, "linear: x: {:#x} by {}, want rows at 16 bytes", p.x, p.x_stride);
+    assert!(
+        p.x.is_multiple_of(16) && p.x_stride.is_multiple_of(8),
+        "linear: x: {:#x} by {}, want rows at 16 bytes",
+        p.x,
+        p.x_stride
+    );
     assert!(p.x_stride >= n_cols * p.n_groups, "linear: K: x_stride {}, want {}", p.x_stride, n_cols * p.n_groups);
     assert!(p.y_stride >= n_rows, "linear: N: y_stride {}, want {n_rows}", p.y_stride);
     LinearProblem {
