@@ -105,11 +105,10 @@ impl Build<'_> {
         let key = self.key(target, compiler);
         let known = std::fs::read_to_string(&stamp).ok();
         let is_built = target.outputs().iter().all(|output| self.out.join(output).is_file());
-        if let Some((_, text)) = known.as_deref().and_then(|text| text.split_once('\n')).filter(|(k, _)| *k == key) {
-            if is_built {
-                println!("{}: up to date\n{text}", target.name());
-                return Ok(true);
-            }
+        let known = known.as_deref().and_then(|text| text.split_once('\n'));
+        if let Some((_, text)) = known.filter(|(known_key, _)| is_built && *known_key == key) {
+            println!("{}: up to date\n{text}", target.name());
+            return Ok(true);
         }
         println!("{}: building with {}", target.name(), compiler.version);
         let info = format!("source {} target {} compiler {}", self.source_hash, target.name(), compiler.version);
