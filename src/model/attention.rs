@@ -32,8 +32,7 @@ pub(super) struct AttentionScratch {
 
 /// Puts the rows of the step into the caches and computes the layer's attention: of every row, or of those that `asked` names.
 pub(super) fn run(
-    step: &Step<'_>,
-    asked: Option<&Asked<'_>>,
+    (step, asked): (&Step<'_>, Option<&Asked<'_>>),
     layer: LayerIdx,
     w: &AttentionWeights,
     y: &[f32], // [T, D] f32

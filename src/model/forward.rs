@@ -349,7 +349,7 @@ fn trunk(
     for (layer, w) in (0..).map(LayerIdx).zip(&weights.layers) {
         let asked = if layer.index() + 1 == weights.layers.len() { asked } else { None };
         hyper::enter(step, &w.hc_attn, &w.attn_norm, residual, hyper, normed);
-        attention::run(step, asked, layer, &w.attn, normed, cache, attention, output);
+        attention::run((step, asked), layer, &w.attn, normed, cache, attention, output);
         let step = asked.map_or(step, |asked| {
             gather_rows(residual, HC_MULT * n_cols, &asked.rows);
             hyper.gather(&asked.rows);

@@ -116,8 +116,8 @@ unsafe fn weigh_copies_at<S: Simd>(x: *const f32, n: usize, weight: &[f32; 4], o
     // SAFETY: the caller passes columns that are inside all rows.
     unsafe {
         let mut sum = S::mul(S::splat(weight[0]), S::load(x));
-        for c in 1..4 {
-            sum = S::add(sum, S::mul(S::splat(weight[c]), S::load(x.add(c * n))));
+        for (c, weight) in weight.iter().enumerate().skip(1) {
+            sum = S::add(sum, S::mul(S::splat(*weight), S::load(x.add(c * n))));
         }
         S::store(out, sum);
     }
