@@ -34,6 +34,7 @@ struct alignas(16) U4 {
 //   DEVICE                                qualifier of a function that kernels call
 //   KERNEL(name, Args, max_threads)       head of a kernel; the body reads `args`
 //   SHARED(T, name, COUNT)                a static shared array; uninitialised
+//   PLAIN_LOOP                            before a loop that is not to be unrolled, where that would take too many scalar registers
 //   WAVE, FP8_FNUZ                        lanes of a wave; whether repacked FP8 weight codes are FNUZ
 //   block_x block_y grid_x thread n_threads
 //   barrier()                             all threads of the block that have not returned

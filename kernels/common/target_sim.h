@@ -26,6 +26,7 @@ struct SimKernel {
 #define SHARED(T, name, COUNT)                    \
     static char sim_site_##name;                  \
     T(&name)[COUNT] = *(T(*)[COUNT])sim_shared(&sim_site_##name, sizeof(T) * (COUNT), __LINE__)
+#define PLAIN_LOOP
 
 constexpr u32 WAVE = FLASHD_SIM_WAVE;
 constexpr bool FP8_FNUZ = WAVE == 64;

@@ -5,6 +5,7 @@
 #define KERNEL(name, Args, max_threads) \
     extern "C" __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ Args args)
 #define SHARED(T, name, COUNT) __shared__ __align__(16) T name[COUNT]
+#define PLAIN_LOOP
 
 constexpr u32 WAVE = 32;
 constexpr bool FP8_FNUZ = false;

@@ -96,27 +96,23 @@ impl OpCase {
 /// Every case of every op: what `flashd selftest ops` runs. An op with kernels adds its `cases()` here.
 #[must_use]
 pub fn all() -> Vec<OpCase> {
-    let ops: [fn() -> Vec<OpCase>; 23] = [
+    let ops: [fn() -> Vec<OpCase>; 19] = [
         super::attention::device::cases,
         super::combine::cases,
-        super::compress::device::cases,
         super::copy::cases,
-        super::dispatch::cases,
         super::embed::device::cases,
         super::expert_linear::cases,
         super::hyper_head::device::cases,
         super::hyper_mix::device::cases,
         super::hyper_post::device::cases,
-        super::index_query::cases,
         super::index_score::device::cases,
-        super::kv_row::cases,
+        super::latent::cases,
         super::linear::device::cases,
         super::primitives::cases,
         super::query::cases,
         super::repack::cases,
         super::ring_store::cases,
         super::route::device::cases,
-        super::row_norm::cases,
         super::swiglu::device::cases,
         super::to_bf16::cases,
         super::top_k::device::cases,

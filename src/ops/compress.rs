@@ -2,8 +2,6 @@
 //!
 //! Bits: max, then p = exp(s - max); sums of p and of p * a (fused multiply-add) in the order of the rows; one division.
 
-pub mod device;
-
 use crate::device::cpu::{Level, attention::pool_rows};
 
 /// Raw rows of one group, in ascending position: 128 rows (ratio 128), or the first halves of the previous group's four rows

@@ -2,7 +2,7 @@
 //!
 //! Bits: as [`linear`]'s products, with K split as if eight matrices of the shape were at work.
 //!
-//! [`dispatch`]: crate::ops::dispatch
+//! [`dispatch`]: crate::ops::route::dispatch
 //! [`linear`]: crate::ops::linear::device
 
 use bytemuck::{Pod, Zeroable};

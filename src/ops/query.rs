@@ -1,17 +1,16 @@
-//! Queries of the attention: each head's norm without a weight, rotation of its last 64 dims, rounded to bf16.
+//! Queries of a layer, made in one launch from their projections: the heads of the attention, and those of the indexer.
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
-use crate::ops::case::batch::{Batch, Runs, Worst, home, output, rope_table, row_noise, run_everywhere, values_of};
-use crate::ops::case::data::upload;
-use crate::ops::case::{CaseError, Deviation, OpCase};
-use crate::ops::rms_norm;
-use crate::ops::rope::{self, RopeTable};
+use crate::ops::case::OpCase;
+use crate::ops::round_fp4::KEY_DIMS;
+use crate::ops::round_fp8::CACHE_DIMS;
 use crate::ops::step::Step;
 
-/// Dims of a head that the kernel is written for.
-const HEAD_DIM: u32 = 512;
+pub mod heads;
+pub mod index;
+
 /// Heads of a block, one a wave of 32 (on wider waves a wave takes two, one after the other).
 const HEADS_PER_BLOCK: u32 = 8;
 /// Threads of a block.
@@ -27,85 +26,45 @@ pub struct QueryArgs {
     pub q: u64, // [T, H, DH] f32
     /// The finished queries.
     pub out: u64, // [T, H, DH] bf16
+    /// The indexer's projected heads.
+    pub iq: u64, // [T, IH, ID] f32
+    /// The indexer's finished queries.
+    pub index_out: u64, // [T, IH, ID] bf16
     /// Radians a position.
     pub freqs: u64, // [32] f32
-    /// H.
+    /// H; 0: none are made.
     pub n_heads: u32,
     /// DH, 512.
     pub head_dim: u32,
+    /// IH; 0: none are made.
+    pub n_index_heads: u32,
+    /// ID, 128.
+    pub index_head_dim: u32,
     /// Epsilon of the norm.
     pub eps: f32,
     /// Zero.
     pub pad: u32,
 }
 
-const _: () = assert!(size_of::<QueryArgs>() == 72);
+const _: () = assert!(size_of::<QueryArgs>() == 96);
 
 /// Finishes the heads of `n_rows` rows (those of the bucket, of which the step's real ones are written).
 ///
 /// # Errors
 /// When the device refuses the launch.
 pub fn launch(device: &Device, args: &QueryArgs, n_rows: u32) -> Result<(), DeviceError> {
-    assert!(args.head_dim == HEAD_DIM, "query: DH: {}, want {HEAD_DIM}", args.head_dim);
-    let grid = [args.n_heads.div_ceil(HEADS_PER_BLOCK), n_rows, 1];
-    device.launch(device.kernel("query")?, grid, N_THREADS, args)
+    let is_right = |n_heads: u32, got: u32, want: usize| n_heads == 0 || got as usize == want;
+    assert!(is_right(args.n_heads, args.head_dim, CACHE_DIMS), "query: DH: {}, want {CACHE_DIMS}", args.head_dim);
+    let index_dim = args.index_head_dim;
+    assert!(is_right(args.n_index_heads, index_dim, KEY_DIMS), "query: ID: {index_dim}, want {KEY_DIMS}");
+    let n_blocks = args.n_heads.div_ceil(HEADS_PER_BLOCK) + args.n_index_heads.div_ceil(HEADS_PER_BLOCK);
+    device.launch(device.kernel("query")?, [n_blocks, n_rows, 1], N_THREADS, args)
 }
 
-/// One head in f64, before it is rounded to bf16.
-#[must_use]
-pub fn reference(head: &[f32], position: usize, table: &RopeTable, eps: f32) -> Vec<f64> {
-    let normed: Vec<f32> = rms_norm::reference(head, None, eps).iter().map(|x| *x as f32).collect();
-    rope::reference(table, position, &normed, false)
-}
-
-/// The kernel's cases: one head, the model's number, one past a block; near and far positions; a row of zeros.
+/// The kernel's cases.
 #[must_use]
 pub fn cases() -> Vec<OpCase> {
-    let batches: [(usize, Runs); 4] =
-        [(64, &[(0, 126, 3), (2, 1_048_575, 1)]), (9, &[(1, 0, 2)]), (1, &[(3, 65_536, 5)]), (4, &[])];
-    let case = |(n_heads, runs): (usize, Runs)| {
-        let batch = Batch::new(runs);
-        let name = format!("H {n_heads}, {} rows", batch.rows().len());
-        OpCase::new("query", name, move |device| check(device, n_heads, &batch))
-    };
-    batches.map(case).into()
-}
-
-fn heads(n_heads: usize, seq: usize, position: usize) -> Vec<f32> {
-    let gain = if position == 1 { 0.0 } else { 30.0 };
-    row_noise(8, seq, position).floats(n_heads * HEAD_DIM as usize).iter().map(|x| x * gain).collect()
-}
-
-fn check(device: &Device, n_heads: usize, batch: &Batch) -> Result<Deviation, CaseError> {
-    let (table, width) = (rope_table(), n_heads * HEAD_DIM as usize);
-    let run = |batch: &Batch| {
-        let (step, n) = (batch.upload(device, |_, _| 0)?, batch.n_bucket());
-        let q = upload(device, &batch.values(width, |seq, position| heads(n_heads, seq, position)))?;
-        let (freqs, out) = (upload(device, table.freqs())?, output::<u16>(device, n * width)?);
-        let args = QueryArgs {
-            step: step.step,
-            q: q.address(),
-            out: out.address(),
-            freqs: freqs.address(),
-            n_heads: n_heads as u32,
-            head_dim: HEAD_DIM,
-            eps: 1e-6,
-            pad: 0,
-        };
-        launch(device, &args, n as u32)?;
-        home(device, &out)
-    };
-    let got = run_everywhere(batch, run)?;
-    let mut worst = Worst::default();
-    for ((seq, position), got) in batch.rows().into_iter().zip(got.chunks(2 * width)) {
-        let want = heads(n_heads, seq, position);
-        let want = want.chunks(HEAD_DIM as usize).flat_map(|head| reference(head, position, &table, 1e-6));
-        for (got, want) in values_of::<u16>(got).iter().zip(want) {
-            // A handful of roundings on values of up to 2.
-            worst.add_bf16(*got, want, 2e-6);
-        }
-    }
-    Ok(worst.deviation())
+    [heads::cases(), index::cases()].into_iter().flatten().collect()
 }
 
 #[cfg(test)]

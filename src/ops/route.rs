@@ -6,6 +6,8 @@
 use crate::ids::TokenId;
 
 pub mod device;
+pub mod dispatch;
+pub mod few;
 
 /// How experts are chosen.
 #[derive(Clone, Copy, Debug)]

@@ -2,11 +2,12 @@
 
 use crate::device::DeviceError;
 use crate::model::device::forward::Pass;
-use crate::model::device::weights::{DeviceExpert, DeviceExperts, DeviceMoe};
+use crate::model::device::weights::{DeviceExperts, DeviceMoe};
 use crate::ops::combine::{self, CombineArgs};
-use crate::ops::dispatch::{self, DispatchArgs};
 use crate::ops::expert_linear::{self, ExpertLinearArgs};
 use crate::ops::route::device::{self as route, RouteArgs};
+use crate::ops::route::dispatch::{self, DispatchArgs};
+use crate::ops::route::few::{self, RouteFewArgs};
 use crate::ops::swiglu::device::{self as swiglu, SwigluArgs};
 
 /// Input and outputs of a product of all chosen experts.
@@ -23,18 +24,34 @@ struct ExpertProduct {
 /// # Errors
 /// When the device is lost.
 pub(super) fn run(pass: &Pass<'_>, w: &DeviceMoe) -> Result<(), DeviceError> {
-    choose(pass, w)?;
-    sort(pass)?;
+    let (at, y) = (&pass.at.moe, pass.at.y);
+    let shared = &w.shared;
+    pass.products(&[
+        w.gate.product(y, at.logits),
+        shared.w1.product(y, at.shared_gate),
+        shared.w3.product(y, at.shared_up),
+    ])?;
+    let args = RouteFewArgs {
+        route: routing(pass, w),
+        dispatch: sorting(pass),
+        shared: activation(pass, at.shared_gate, at.shared_up, 0, at.shared_hidden, 1),
+    };
+    if pass.n_rows() <= few::MAX_ROWS {
+        few::launch(pass.device, &args, pass.n_rows())?;
+    } else {
+        route::launch(pass.device, &args.route, pass.n_rows())?;
+        dispatch::launch(pass.device, &args.dispatch)?;
+        swiglu::launch(pass.device, &args.shared, pass.n_rows())?;
+    }
     routed(pass, w)?;
-    shared(pass, &w.shared)?;
+    pass.products(&[shared.w2.product(at.shared_hidden, at.shared)])?;
     combine(pass)
 }
 
 /// The router's choice for every token.
-fn choose(pass: &Pass<'_>, w: &DeviceMoe) -> Result<(), DeviceError> {
+fn routing(pass: &Pass<'_>, w: &DeviceMoe) -> RouteArgs {
     let at = &pass.at.moe;
-    pass.products(&[w.gate.product(pass.at.y, at.logits)])?;
-    let args = RouteArgs {
+    RouteArgs {
         step: pass.staged.step,
         logits: at.logits,
         bias: w.bias,
@@ -46,14 +63,13 @@ fn choose(pass: &Pass<'_>, w: &DeviceMoe) -> Result<(), DeviceError> {
         top_k: pass.dims.top_k,
         scale: pass.shape.routed_scaling_factor,
         pad: 0,
-    };
-    route::launch(pass.device, &args, pass.n_rows())
+    }
 }
 
 /// Rows by expert, and the work items of the grouped products.
-fn sort(pass: &Pass<'_>) -> Result<(), DeviceError> {
+fn sorting(pass: &Pass<'_>) -> DispatchArgs {
     let at = &pass.at.moe;
-    let args = DispatchArgs {
+    DispatchArgs {
         step: pass.staged.step,
         experts: at.experts,
         weights: at.weights,
@@ -67,8 +83,7 @@ fn sort(pass: &Pass<'_>) -> Result<(), DeviceError> {
         top_k: pass.dims.top_k,
         rows_per_item: rows_per_item(pass),
         pad: 0,
-    };
-    dispatch::launch(pass.device, &args)
+    }
 }
 
 /// w2 (silu(w1 x) * w3 x) of every row and chosen expert.
@@ -76,17 +91,9 @@ fn routed(pass: &Pass<'_>, w: &DeviceMoe) -> Result<(), DeviceError> {
     let at = &pass.at.moe;
     let up = ExpertProduct { x: pass.at.y, row_token: at.row_token, y: at.gate, y2: at.up };
     expert_product(pass, &w.w13, &up)?;
-    swiglu(pass, at.gate, at.up, at.row_weight, at.hidden, pass.dims.top_k)?;
+    let args = activation(pass, at.gate, at.up, at.row_weight, at.hidden, pass.dims.top_k);
+    swiglu::launch(pass.device, &args, pass.n_rows() * pass.dims.top_k)?;
     expert_product(pass, &w.w2, &ExpertProduct { x: at.hidden, row_token: 0, y: at.routed, y2: 0 })
-}
-
-/// The expert that every row takes.
-fn shared(pass: &Pass<'_>, w: &DeviceExpert) -> Result<(), DeviceError> {
-    let at = &pass.at.moe;
-    let y = pass.at.y;
-    pass.products(&[w.w1.product(y, at.shared_gate), w.w3.product(y, at.shared_up)])?;
-    swiglu(pass, at.shared_gate, at.shared_up, 0, at.shared_hidden, 1)?;
-    pass.products(&[w.w2.product(at.shared_hidden, at.shared)])
 }
 
 fn expert_product(pass: &Pass<'_>, w: &DeviceExperts, product: &ExpertProduct) -> Result<(), DeviceError> {
@@ -124,15 +131,15 @@ fn rows_per_item(pass: &Pass<'_>) -> u32 {
 }
 
 /// The gated product of `multiplier` rows a token.
-fn swiglu(
+fn activation(
     pass: &Pass<'_>,
     gate: u64,   // [R, F] f32
     up: u64,     // [R, F] f32
     weight: u64, // [R] f32, or 0
     out: u64,    // [R, F] bf16
     multiplier: u32,
-) -> Result<(), DeviceError> {
-    let args = SwigluArgs {
+) -> SwigluArgs {
+    SwigluArgs {
         gate,
         up,
         weight,
@@ -142,8 +149,7 @@ fn swiglu(
         n_cols: pass.dims.expert_width,
         limit: pass.shape.swiglu_limit,
         pad: 0,
-    };
-    swiglu::launch(pass.device, &args, pass.n_rows() * multiplier)
+    }
 }
 
 /// Each token's outputs: its experts in the order of its choice, then the shared one.

@@ -15,18 +15,18 @@ use crate::model::device::weights::{
 use crate::model::device::workspace::{ROW_BYTES, Scratch};
 use crate::model::shape::ModelShape;
 use crate::ops::attention::device::{self as attention, AttentionArgs};
-use crate::ops::compress::device::{self as compress, CompressArgs};
 use crate::ops::embed::device::{self as embed, EmbedArgs};
 use crate::ops::hyper_head::device::{self as hyper_head, HyperHeadArgs};
 use crate::ops::hyper_mix::device::{self as hyper_mix, HyperMixArgs};
 use crate::ops::hyper_post::device::{self as hyper_post, HyperPostArgs};
-use crate::ops::index_query::{self, IndexQueryArgs};
 use crate::ops::index_score::device::{self as index_score, IndexScoreArgs};
-use crate::ops::kv_row::{self, KvRowArgs};
+use crate::ops::latent::group::GroupArgs;
+use crate::ops::latent::norm::NormArgs;
+use crate::ops::latent::window::WindowArgs;
+use crate::ops::latent::{self, LatentArgs};
 use crate::ops::linear::device::{self as linear, DeviceProduct, RowsCount};
 use crate::ops::query::{self, QueryArgs};
 use crate::ops::ring_store::{self, RingStoreArgs};
-use crate::ops::row_norm::{self, RowNormArgs};
 use crate::ops::to_bf16::{self, ToBf16Args};
 use crate::ops::top_k::device::{self as top_k, TopKArgs};
 
@@ -159,17 +159,14 @@ impl Pass<'_> {
         let freqs = self.weights.freqs[usize::from(ratio != 0)];
         let pass = LayerPass { layer, ratio: ratio as u32, freqs };
         self.project(w)?;
-        self.queries(pass, w)?;
-        self.window_rows(pass, w)?;
-        if let Some(w) = &w.compressor {
-            self.compress(pass, RingKind::Raw, w)?;
+        self.latent_rows(pass, w)?;
+        // While every row sees no more groups than it may attend to, none chooses.
+        let indexer = w.indexer.as_ref().filter(|_| !self.staged.score_tiles.is_empty());
+        self.queries(pass, w, indexer)?;
+        if indexer.is_some() {
+            self.staged.score_tiles.iter().try_for_each(|tile| self.choose_tile(pass, *tile))?;
         }
-        let mut chosen = 0;
-        if let Some(w) = &w.indexer {
-            self.compress(pass, RingKind::RawIndex, &w.compressor)?;
-            chosen = self.choose(pass, w)?;
-        }
-        self.attend(pass, w, chosen)?;
+        self.attend(pass, w, indexer.map_or(0, |_| self.at.attention.chosen))?;
         self.store_rings(pass, w)?;
         self.project_out(w)
     }
@@ -189,93 +186,82 @@ impl Pass<'_> {
         self.products(&products)
     }
 
-    /// Queries: norm of the latent row, projection to heads, norm of each head, rotation.
-    fn queries(&self, pass: LayerPass, w: &DeviceAttention) -> Result<(), DeviceError> {
-        let at = &self.at.attention;
-        let norm = RowNormArgs {
+    /// The rows that the projections become: the queries' latent row, the window's row, and the rows of completed groups.
+    fn latent_rows(&self, pass: LayerPass, w: &DeviceAttention) -> Result<(), DeviceError> {
+        let (at, cache) = (&self.at.attention, self.cache);
+        let mut groups = [GroupArgs::default(); latent::MAX_GROUPS];
+        let compressors = [
+            w.compressor.as_ref().map(|w| self.group(pass, RingKind::Raw, w)),
+            w.indexer.as_ref().map(|w| self.group(pass, RingKind::RawIndex, &w.compressor)),
+        ];
+        let mut n_groups = 0;
+        for (to, group) in groups.iter_mut().zip(compressors.into_iter().flatten()) {
+            (*to, n_groups) = (group, n_groups + 1);
+        }
+        let args = LatentArgs {
             step: self.staged.step,
-            x: at.qr,
-            weight: w.q_norm,
-            out: at.qr_normed,
-            n_cols: w.wq_a.shape.n_rows,
-            eps: self.shape.rms_norm_eps,
-        };
-        row_norm::launch(self.device, &norm, self.n_rows())?;
-        self.products(&[w.wq_b.product(at.qr_normed, at.q)])?;
-        let args = QueryArgs {
-            step: self.staged.step,
-            q: at.q,
-            out: at.q_finished,
+            norm: NormArgs { x: at.qr, weight: w.q_norm, out: at.qr_normed, n_cols: w.wq_a.shape.n_rows, pad: 0 },
+            window: WindowArgs { x: at.kv, weight: w.kv_norm, rows: at.rows },
+            groups,
             freqs: pass.freqs,
-            n_heads: self.dims.n_heads,
-            head_dim: self.dims.head_dim,
+            slot_stride_bytes: cache.slot_stride_bytes(),
+            block_stride_bytes: cache.block_stride_bytes(),
+            n_groups,
+            ratio: pass.ratio,
             eps: self.shape.rms_norm_eps,
-            pad: 0,
+            ..LatentArgs::default()
         };
-        query::launch(self.device, &args, self.n_rows())
+        latent::launch(self.device, &args, self.n_rows())
     }
 
-    /// The step's own window rows, as they are stored.
-    fn window_rows(&self, pass: LayerPass, w: &DeviceAttention) -> Result<(), DeviceError> {
-        let args = KvRowArgs {
-            step: self.staged.step,
-            x: self.at.attention.kv,
-            weight: w.kv_norm,
-            freqs: pass.freqs,
-            rows: self.at.attention.rows,
-            head_dim: self.dims.head_dim,
-            eps: self.shape.rms_norm_eps,
-        };
-        kv_row::launch(self.device, &args, self.n_rows())
-    }
-
-    /// Pools every group that this step completes and stores its row.
-    fn compress(&self, pass: LayerPass, kind: RingKind, w: &DeviceCompressor) -> Result<(), DeviceError> {
+    /// A compressor's rows of completed groups.
+    fn group(&self, pass: LayerPass, kind: RingKind, w: &DeviceCompressor) -> GroupArgs {
         let (at, cache) = (&self.at.attention, self.cache);
         let is_index = kind == RingKind::RawIndex;
         let ring = cache.ring(pass.layer, kind);
         let (a, s) = if is_index { (at.ia, at.is) } else { (at.a, at.s) };
-        let args = CompressArgs {
-            step: self.staged.step,
+        GroupArgs {
             a,
             s,
             ape: w.ape,
             norm: w.norm,
-            freqs: pass.freqs,
             ring: ring.base,
             blocks: if is_index { cache.index_rows(pass.layer) } else { cache.kv_rows(pass.layer) },
-            slot_stride_bytes: cache.slot_stride_bytes(),
-            block_stride_bytes: cache.block_stride_bytes(),
-            ratio: pass.ratio,
             row_dim: w.row_dim,
             n_ring: ring.n_rows,
             row_bytes: if is_index { cache.index_row_bytes() } else { ROW_BYTES as u32 },
             is_index: u32::from(is_index),
             n_cols: w.wkv.shape.n_rows,
+            pad: 0,
+        }
+    }
+
+    /// Queries from the latent row: projection to heads, norm of each head, rotation; the indexer's too where it is given.
+    fn queries(
+        &self,
+        pass: LayerPass,
+        w: &DeviceAttention,
+        indexer: Option<&DeviceIndexer>,
+    ) -> Result<(), DeviceError> {
+        let (at, dims) = (&self.at.attention, self.dims);
+        let mut products = vec![w.wq_b.product(at.qr_normed, at.q)];
+        products.extend(indexer.map(|w| w.wq_b.product(at.qr_normed, at.iq)));
+        self.products(&products)?;
+        let args = QueryArgs {
+            step: self.staged.step,
+            q: at.q,
+            out: at.q_finished,
+            iq: at.iq,
+            index_out: at.iq_finished,
+            freqs: pass.freqs,
+            n_heads: dims.n_heads,
+            head_dim: dims.head_dim,
+            n_index_heads: indexer.map_or(0, |_| dims.index_n_heads),
+            index_head_dim: dims.index_head_dim,
             eps: self.shape.rms_norm_eps,
             pad: 0,
         };
-        compress::launch(self.device, &args, self.n_rows())
-    }
-
-    /// Chooses for every row that sees more groups than it may attend to; 0 when there is none.
-    fn choose(&self, pass: LayerPass, w: &DeviceIndexer) -> Result<u64, DeviceError> {
-        let (at, dims) = (&self.at.attention, self.dims);
-        if self.staged.score_tiles.is_empty() {
-            return Ok(0);
-        }
-        self.products(&[w.wq_b.product(at.qr_normed, at.iq)])?;
-        let args = IndexQueryArgs {
-            step: self.staged.step,
-            x: at.iq,
-            out: at.iq_finished,
-            freqs: pass.freqs,
-            n_heads: dims.index_n_heads,
-            head_dim: dims.index_head_dim,
-        };
-        index_query::launch(self.device, &args, self.n_rows())?;
-        self.staged.score_tiles.iter().try_for_each(|tile| self.choose_tile(pass, *tile))?;
-        Ok(at.chosen)
+        query::launch(self.device, &args, self.n_rows())
     }
 
     fn choose_tile(&self, pass: LayerPass, tile: ScoreTile) -> Result<(), DeviceError> {

@@ -4,9 +4,9 @@ use super::{ExpertLinearArgs, launch, reference};
 use crate::device::{Buffer, Device, DeviceError};
 use crate::ops::case::data::{Noise, bf16_rows, download, nan_buffer, same_bits, upload};
 use crate::ops::case::{CaseError, Deviation, OpCase};
-use crate::ops::dispatch;
 use crate::ops::repack::random::{random_matrix, repack_into};
 use crate::ops::repack::{WeightFormat, WeightShape};
+use crate::ops::route::dispatch;
 use crate::tensor::format::bf16_to_f32;
 use crate::tensor::matrix::Matrix;
 

@@ -44,14 +44,21 @@ pub struct RouteArgs {
 
 const _: () = assert!(size_of::<RouteArgs>() == 96);
 
+impl RouteArgs {
+    /// Panics on more experts or choices than there is room for.
+    pub(super) fn check(&self) {
+        assert!(self.n_experts <= MAX_EXPERTS, "route: E: {}, want at most {MAX_EXPERTS}", self.n_experts);
+        let most = MAX_TOP_K.min(self.n_experts);
+        assert!(self.top_k > 0 && self.top_k <= most, "route: K: {}, want 1 to {most}", self.top_k);
+    }
+}
+
 /// Routes `n_rows` rows (those of the bucket, of which the step's real ones are written).
 ///
 /// # Errors
 /// When the device refuses the launch. Panics on more experts or choices than there is room for.
 pub fn launch(device: &Device, args: &RouteArgs, n_rows: u32) -> Result<(), DeviceError> {
-    assert!(args.n_experts <= MAX_EXPERTS, "route: E: {}, want at most {MAX_EXPERTS}", args.n_experts);
-    let most = MAX_TOP_K.min(args.n_experts);
-    assert!(args.top_k > 0 && args.top_k <= most, "route: K: {}, want 1 to {most}", args.top_k);
+    args.check();
     if n_rows == 0 {
         return Ok(());
     }
@@ -59,8 +66,8 @@ pub fn launch(device: &Device, args: &RouteArgs, n_rows: u32) -> Result<(), Devi
     device.launch(device.kernel("route")?, grid, BLOCK_ROWS * device.info().wave, args)
 }
 
-/// The cases of the kernel.
+/// The cases of the kernels.
 #[must_use]
 pub fn cases() -> Vec<OpCase> {
-    cases::cases()
+    [cases::cases(), super::dispatch::cases(), super::few::cases()].into_iter().flatten().collect()
 }

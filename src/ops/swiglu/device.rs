@@ -9,7 +9,7 @@ mod cases;
 
 /// Threads of a block, and the columns it takes.
 const N_THREADS: u32 = 256;
-const BLOCK_COLS: u32 = 4 * N_THREADS;
+pub(in crate::ops) const BLOCK_COLS: u32 = 4 * N_THREADS;
 
 /// Arguments of the kernel, field for field.
 #[repr(C)]

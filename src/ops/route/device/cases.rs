@@ -122,7 +122,7 @@ fn not_numbers(device: &Device) -> Result<Deviation, CaseError> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_kernel_agrees_with_the_reference() {
-        crate::device::testing::run_cases(&super::cases());
+    fn the_kernels_agree_with_the_reference() {
+        crate::device::testing::run_cases(&super::super::cases());
     }
 }

@@ -1,51 +1,14 @@
 //! Queries of the indexer: rotation of the last 64 dims, Hadamard, rounding to E2M1, which bf16 holds exactly.
 
-use bytemuck::{Pod, Zeroable};
-
-use crate::device::{Device, DeviceError};
+use crate::device::Device;
 use crate::ops::case::batch::{Batch, Runs, Worst, home, output, rope_table, row_noise, run_everywhere, values_of};
 use crate::ops::case::data::upload;
 use crate::ops::case::{CaseError, Deviation, OpCase};
 use crate::ops::hadamard;
+use crate::ops::query::{QueryArgs, launch};
 use crate::ops::rope::{self, RopeTable};
 use crate::ops::round_fp4::KEY_DIMS;
-use crate::ops::step::Step;
 use crate::tensor::format::bf16_to_f32;
-
-/// Heads of a block, one a wave of 32 (on wider waves a wave takes two, one after the other).
-const HEADS_PER_BLOCK: u32 = 8;
-/// Threads of a block.
-const N_THREADS: u32 = 256;
-
-/// Arguments of the kernel, field for field.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-pub struct IndexQueryArgs {
-    /// The step's rows, runs and counts.
-    pub step: Step,
-    /// The projected heads.
-    pub x: u64, // [T, IH, ID] f32
-    /// The finished queries.
-    pub out: u64, // [T, IH, ID] bf16
-    /// Radians a position.
-    pub freqs: u64, // [32] f32
-    /// IH.
-    pub n_heads: u32,
-    /// ID, 128.
-    pub head_dim: u32,
-}
-
-const _: () = assert!(size_of::<IndexQueryArgs>() == 64);
-
-/// Finishes the heads of `n_rows` rows (those of the bucket, of which the step's real ones are written).
-///
-/// # Errors
-/// When the device refuses the launch.
-pub fn launch(device: &Device, args: &IndexQueryArgs, n_rows: u32) -> Result<(), DeviceError> {
-    assert!(args.head_dim as usize == KEY_DIMS, "index_query: ID: {}, want {KEY_DIMS}", args.head_dim);
-    let grid = [args.n_heads.div_ceil(HEADS_PER_BLOCK), n_rows, 1];
-    device.launch(device.kernel("index_query")?, grid, N_THREADS, args)
-}
 
 /// One head in f64, before it is rounded to E2M1.
 #[must_use]
@@ -54,7 +17,7 @@ pub fn reference(head: &[f32], position: usize, table: &RopeTable) -> Vec<f64> {
     hadamard::reference(&rotated)
 }
 
-/// The kernel's cases: one head, the model's number, one past a block; near and far positions; a row of zeros.
+/// The cases of the indexer's heads: one head, the model's number, one past a block; near and far positions; a row of zeros.
 #[must_use]
 pub fn cases() -> Vec<OpCase> {
     let batches: [(usize, Runs); 4] =
@@ -62,7 +25,7 @@ pub fn cases() -> Vec<OpCase> {
     let case = |(n_heads, runs): (usize, Runs)| {
         let batch = Batch::new(runs);
         let name = format!("IH {n_heads}, {} rows", batch.rows().len());
-        OpCase::new("index_query", name, move |device| check(device, n_heads, &batch))
+        OpCase::new("query", name, move |device| check(device, n_heads, &batch))
     };
     batches.map(case).into()
 }
@@ -78,13 +41,14 @@ fn check(device: &Device, n_heads: usize, batch: &Batch) -> Result<Deviation, Ca
         let (step, n) = (batch.upload(device, |_, _| 0)?, batch.n_bucket());
         let x = upload(device, &batch.values(width, |seq, position| heads(n_heads, seq, position)))?;
         let (freqs, out) = (upload(device, table.freqs())?, output::<u16>(device, n * width)?);
-        let args = IndexQueryArgs {
+        let args = QueryArgs {
             step: step.step,
-            x: x.address(),
-            out: out.address(),
+            iq: x.address(),
+            index_out: out.address(),
             freqs: freqs.address(),
-            n_heads: n_heads as u32,
-            head_dim: KEY_DIMS as u32,
+            n_index_heads: n_heads as u32,
+            index_head_dim: KEY_DIMS as u32,
+            ..QueryArgs::default()
         };
         launch(device, &args, n as u32)?;
         home(device, &out)
@@ -100,12 +64,4 @@ fn check(device: &Device, n_heads: usize, batch: &Batch) -> Result<Deviation, Ca
         }
     }
     Ok(worst.deviation())
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn cases_pass() {
-        crate::device::testing::run_cases(&super::cases());
-    }
 }

@@ -14,9 +14,9 @@ use crate::ops::step::Step;
 mod cases;
 
 /// Experts that the kernel has room for.
-pub const MAX_EXPERTS: u32 = 512;
+const MAX_EXPERTS: u32 = 512;
 /// Threads of the one block.
-const N_THREADS: u32 = 512;
+pub(super) const N_THREADS: u32 = 512;
 
 /// Arguments of the kernel, field for field.
 #[repr(C)]
@@ -51,6 +51,19 @@ pub struct DispatchArgs {
 }
 
 const _: () = assert!(size_of::<DispatchArgs>() == 112);
+
+impl DispatchArgs {
+    /// Panics on more experts than there is room for.
+    pub(super) fn check(&self) {
+        assert!(self.n_experts <= MAX_EXPERTS, "dispatch: E: {}, want at most {MAX_EXPERTS}", self.n_experts);
+        assert!(
+            self.top_k > 0 && self.rows_per_item > 0,
+            "dispatch: K {}, items of {}",
+            self.top_k,
+            self.rows_per_item
+        );
+    }
+}
 
 /// What `dispatch` makes.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -107,13 +120,12 @@ pub fn reference(
 /// # Errors
 /// When the device refuses the launch. Panics on more experts than there is room for.
 pub fn launch(device: &Device, args: &DispatchArgs) -> Result<(), DeviceError> {
-    assert!(args.n_experts <= MAX_EXPERTS, "dispatch: E: {}, want at most {MAX_EXPERTS}", args.n_experts);
-    assert!(args.top_k > 0 && args.rows_per_item > 0, "dispatch: K {}, items of {}", args.top_k, args.rows_per_item);
+    args.check();
     device.launch(device.kernel("dispatch")?, [1, 1, 1], N_THREADS, args)
 }
 
 /// The cases of the kernel.
 #[must_use]
-pub fn cases() -> Vec<OpCase> {
+pub(super) fn cases() -> Vec<OpCase> {
     cases::cases()
 }

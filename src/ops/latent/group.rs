@@ -1,8 +1,8 @@
-//! Compressed rows on a device: arguments and launch of the kernel `compress`, which pools, norms, rotates and stores.
+//! The compressed rows of completed groups: pooled, normed, rotated and stored in their blocks.
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::device::{Device, DeviceError};
+use crate::device::Device;
 use crate::ops::case::batch::{
     Batch, N_SLOTS, Runs, Worst, block, home, is_garbage, n_blocks, rope_table, row_noise, run_everywhere, slot,
 };
@@ -10,19 +10,14 @@ use crate::ops::case::data::{Noise, upload};
 use crate::ops::case::{CaseError, Deviation, OpCase};
 use crate::ops::compress::reference;
 use crate::ops::hadamard;
+use crate::ops::latent::{LatentArgs, launch};
 use crate::ops::rms_norm;
 use crate::ops::rope;
-use crate::ops::step::Step;
 
-/// Threads of a block, which makes the row of one completed group.
-const N_THREADS: u32 = 512;
-
-/// Arguments of the kernel, field for field.
+/// What a compressor has and where its rows go, a part of [`LatentArgs`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-pub struct CompressArgs {
-    /// The step's rows, runs and counts.
-    pub step: Step,
+pub struct GroupArgs {
     /// Values of the step's rows.
     pub a: u64, // [T, CW] f32
     /// Logits of the step's rows, without the positional term.
@@ -31,18 +26,10 @@ pub struct CompressArgs {
     pub ape: u64, // [ratio, CW] f32
     /// Weight of the norm.
     pub norm: u64, // [RD] f32
-    /// Radians a position.
-    pub freqs: u64, // [32] f32
     /// Slot 0's ring of raw rows: values, then logits with the positional term.
     pub ring: u64, // [n_ring, 2*CW] f32
     /// This layer's rows in block 0.
     pub blocks: u64, // [256/ratio, row_bytes] u8
-    /// From a slot's ring to the next slot's.
-    pub slot_stride_bytes: u64,
-    /// From a block's rows to the next block's.
-    pub block_stride_bytes: u64,
-    /// Tokens of a group: 4 (overlapping) or 128.
-    pub ratio: u32,
     /// RD: 512, or 128 for indexer keys.
     pub row_dim: u32,
     /// Rows of a ring.
@@ -53,25 +40,21 @@ pub struct CompressArgs {
     pub is_index: u32,
     /// CW: twice RD where groups overlap, else RD.
     pub n_cols: u32,
-    /// Epsilon of the norm.
-    pub eps: f32,
     /// Zero.
     pub pad: u32,
 }
 
-const _: () = assert!(size_of::<CompressArgs>() == 136);
+const _: () = assert!(size_of::<GroupArgs>() == 72);
 
-/// Stores the row of every group that one of `n_rows` rows (those of the bucket) completes.
-///
-/// # Errors
-/// When the device refuses the launch.
-pub fn launch(device: &Device, args: &CompressArgs, n_rows: u32) -> Result<(), DeviceError> {
-    let want = if args.is_index == 0 { (512, 584) } else { (128, 68) };
-    let got = (args.row_dim, args.row_bytes);
-    assert!(got == want, "compress: RD, row bytes: {got:?}, want {want:?}");
-    let n_cols = if args.ratio == 4 { 2 * args.row_dim } else { args.row_dim };
-    assert!(args.n_cols == n_cols, "compress: CW: {}, want {n_cols}", args.n_cols);
-    device.launch(device.kernel("compress")?, [n_rows, 1, 1], N_THREADS, args)
+impl GroupArgs {
+    /// Panics on shapes that the kernel is not written for.
+    pub(super) fn check(&self, ratio: u32) {
+        let want = if self.is_index == 0 { (512, 584) } else { (128, 68) };
+        let got = (self.row_dim, self.row_bytes);
+        assert!(got == want, "latent: RD, row bytes: {got:?}, want {want:?}");
+        let n_cols = if ratio == 4 { 2 * self.row_dim } else { self.row_dim };
+        assert!(self.n_cols == n_cols, "latent: CW: {}, want {n_cols}", self.n_cols);
+    }
 }
 
 /// Bytes before the layer's rows in a block, and after them.
@@ -84,7 +67,7 @@ struct Layer {
     is_index: bool,
 }
 
-/// The kernel's cases: both ratios and the indexer's keys; groups inside a run, over the border of ring and run, and over the
+/// The cases of groups: both ratios and the indexer's keys; groups inside a run, over the border of ring and run, and over the
 /// ring's end; the first group; runs that complete nothing.
 #[must_use]
 pub fn cases() -> Vec<OpCase> {
@@ -93,7 +76,7 @@ pub fn cases() -> Vec<OpCase> {
     let index = Layer { ratio: 4, is_index: true };
     let of = |name: &str, layer: Layer, runs: Runs| {
         let batch = Batch::new(runs);
-        OpCase::new("compress", name, move |device| check(device, layer, &batch))
+        OpCase::new("latent", format!("group, {name}"), move |device| check(device, layer, &batch))
     };
     vec![
         of("ratio 4, a prompt, decode rows and a ring's wrap", kv4, &[(0, 0, 11), (1, 7, 1), (2, 5, 1), (3, 38, 6)]),
@@ -203,25 +186,30 @@ fn run(device: &Device, layer: Layer, batch: &Batch) -> Result<Vec<u8>, CaseErro
     let (ape, norm, freqs) = (upload(device, &layer.ape())?, upload(device, &layer.norm())?, rope_table());
     let (freqs, ring) = (upload(device, freqs.freqs())?, upload(device, &layer.rings(batch))?);
     let blocks = upload(device, &vec![0xFFu8; n_blocks(1280) * layer.block_stride()])?;
-    let args = CompressArgs {
-        step: step.step,
+    let group = GroupArgs {
         a: a.address(),
         s: s.address(),
         ape: ape.address(),
         norm: norm.address(),
-        freqs: freqs.address(),
         ring: ring.address(),
         blocks: blocks.address() + MARGIN_BYTES as u64,
-        slot_stride_bytes: layer.slot_stride() as u64,
-        block_stride_bytes: layer.block_stride() as u64,
-        ratio: layer.ratio as u32,
         row_dim: layer.row_dim() as u32,
         n_ring: layer.n_ring() as u32,
         row_bytes: layer.row_bytes() as u32,
         is_index: u32::from(layer.is_index),
         n_cols: width as u32,
-        eps: 1e-6,
         pad: 0,
+    };
+    let args = LatentArgs {
+        step: step.step,
+        groups: [group, GroupArgs::default()],
+        freqs: freqs.address(),
+        slot_stride_bytes: layer.slot_stride() as u64,
+        block_stride_bytes: layer.block_stride() as u64,
+        n_groups: 1,
+        ratio: layer.ratio as u32,
+        eps: 1e-6,
+        ..LatentArgs::default()
     };
     launch(device, &args, batch.n_bucket() as u32)?;
     let (mut blocks, mut rows) = (home::<u8>(device, &blocks)?, Vec::new());
@@ -256,12 +244,4 @@ fn check(device: &Device, layer: Layer, batch: &Batch) -> Result<Deviation, Case
         }
     }
     Ok(worst.deviation())
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn cases_pass() {
-        crate::device::testing::run_cases(&super::cases());
-    }
 }

@@ -1,24 +1,19 @@
-//! RMSNorm of each row with a weight, rounded to bf16: the latent row of the queries on a device.
+//! The latent row of the queries: RMSNorm with a weight, rounded to bf16.
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::device::{Device, DeviceError};
+use crate::device::Device;
 use crate::ops::case::batch::{Batch, Runs, Worst, home, output, row_noise, run_everywhere, values_of};
 use crate::ops::case::data::{Noise, upload};
 use crate::ops::case::{CaseError, Deviation, OpCase};
+use crate::ops::latent::{LatentArgs, launch};
 use crate::ops::rms_norm;
-use crate::ops::step::Step;
 
-/// Threads of a block, which takes one row.
-const N_THREADS: u32 = 256;
-
-/// Arguments of the kernel, field for field.
+/// Where the row comes from and goes, a part of [`LatentArgs`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-pub struct RowNormArgs {
-    /// The step's rows, runs and counts.
-    pub step: Step,
-    /// The rows.
+pub struct NormArgs {
+    /// The rows; 0: none are made.
     pub x: u64, // [T, N] f32
     /// The weight.
     pub weight: u64, // [N] f32
@@ -26,19 +21,11 @@ pub struct RowNormArgs {
     pub out: u64, // [T, N] bf16
     /// N.
     pub n_cols: u32,
-    /// Epsilon of the norm.
-    pub eps: f32,
+    /// Zero.
+    pub pad: u32,
 }
 
-const _: () = assert!(size_of::<RowNormArgs>() == 64);
-
-/// Norms `n_rows` rows (those of the bucket, of which the step's real ones are written).
-///
-/// # Errors
-/// When the device refuses the launch.
-pub fn launch(device: &Device, args: &RowNormArgs, n_rows: u32) -> Result<(), DeviceError> {
-    device.launch(device.kernel("row_norm")?, [n_rows, 1, 1], N_THREADS, args)
-}
+const _: () = assert!(size_of::<NormArgs>() == 32);
 
 /// One row in f64, before it is rounded to bf16.
 #[must_use]
@@ -46,15 +33,15 @@ pub fn reference(row: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
     rms_norm::reference(row, Some(weight), eps)
 }
 
-/// The kernel's cases: the model's width, just past a block, one column.
+/// The cases of the norm: the model's width, just past a block, one column.
 #[must_use]
 pub fn cases() -> Vec<OpCase> {
     let batches: [(usize, Runs); 4] =
         [(1024, &[(0, 126, 3), (2, 9, 1)]), (257, &[(1, 0, 2)]), (1, &[(3, 5, 5)]), (64, &[])];
     let case = |(n_cols, runs): (usize, Runs)| {
         let batch = Batch::new(runs);
-        let name = format!("N {n_cols}, {} rows", batch.rows().len());
-        OpCase::new("row_norm", name, move |device| check(device, n_cols, &batch))
+        let name = format!("norm, N {n_cols}, {} rows", batch.rows().len());
+        OpCase::new("latent", name, move |device| check(device, n_cols, &batch))
     };
     batches.map(case).into()
 }
@@ -66,14 +53,9 @@ fn check(device: &Device, n_cols: usize, batch: &Batch) -> Result<Deviation, Cas
         let (step, n) = (batch.upload(device, |_, _| 0)?, batch.n_bucket());
         let x = upload(device, &batch.values(n_cols, row))?;
         let (weight, out) = (upload(device, &weight)?, output::<u16>(device, n * n_cols)?);
-        let args = RowNormArgs {
-            step: step.step,
-            x: x.address(),
-            weight: weight.address(),
-            out: out.address(),
-            n_cols: n_cols as u32,
-            eps: 1e-6,
-        };
+        let norm =
+            NormArgs { x: x.address(), weight: weight.address(), out: out.address(), n_cols: n_cols as u32, pad: 0 };
+        let args = LatentArgs { step: step.step, norm, eps: 1e-6, ..LatentArgs::default() };
         launch(device, &args, n as u32)?;
         home(device, &out)
     };
@@ -86,12 +68,4 @@ fn check(device: &Device, n_cols: usize, batch: &Batch) -> Result<Deviation, Cas
         }
     }
     Ok(worst.deviation())
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn cases_pass() {
-        crate::device::testing::run_cases(&super::cases());
-    }
 }
