@@ -347,7 +347,8 @@ mod tests {
         for name in ["sim", "sim32"] {
             std::fs::create_dir(folder.path().join(name)).unwrap();
         }
-        std::fs::copy(library, folder.path().join("sim/libamdhip64.so")).unwrap();
+        // A link and no copy: kernels of a second engine in this process would take the first one's state for theirs.
+        std::os::unix::fs::symlink(library, folder.path().join("sim/libamdhip64.so")).unwrap();
         let path = folder.path().join("sim32/flashd.so");
         std::fs::write(&path, b"\x7fELF but cut short, long enough for a header of sixty-four bytes....").unwrap();
         let code = CodeObjects { folders: vec![folder.path().to_owned()], ..code };

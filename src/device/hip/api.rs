@@ -222,6 +222,24 @@ fn symbol<F: Copy>(label: &str, path: &Path, library: &Library, name: &str) -> R
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_library_that_is_nowhere_is_named_with_the_places() {
+        let error = Api::find("hip:0", &["/no/such/rocm/lib".into()]).err().unwrap();
+        let text = error.to_string();
+        assert!(matches!(error, DeviceError::LibraryMissing { .. }), "{text}");
+        for part in ["hip:0", "libamdhip64.so", "/no/such/rocm/lib", "ROCM_PATH"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_library_that_is_there_but_broken_is_said_to_be_so() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("libamdhip64.so"), "not a library").unwrap();
+        let text = Api::find("hip:0", &[folder.path().to_owned()]).err().unwrap().to_string();
+        assert!(text.contains(&folder.path().join("libamdhip64.so").display().to_string()), "{text}");
+    }
+
     #[cfg(target_os = "linux")]
     #[test]
     fn a_library_without_the_symbols_is_refused_by_name() {

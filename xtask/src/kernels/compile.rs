@@ -86,7 +86,7 @@ fn run_sim(build: &Build, compiler: &Compiler, unit: &Path) -> anyhow::Result<Ta
     let library = build.out.join("sim/libamdhip64.so");
     let sources = [build.kernels.join("sim/engine.cpp"), build.kernels.join("sim/hip.cpp")];
     let sources: Vec<&Path> = sources.iter().map(PathBuf::as_path).collect();
-    let soname = ["-shared", "-DFLASHD_SIM_WAVE=64", "-Wl,-soname,libamdhip64.so", "-ldl"];
+    let soname = ["-shared", "-DFLASHD_SIM_WAVE=64", "-Wl,-soname,libflashd_sim.so", "-ldl"];
     compile(build, Target::Sim, compiler, &sources, &library, &soname)?;
     let link = format!("-L{}", build.out.join("sim").display());
     let wave = |wave: u32| {
