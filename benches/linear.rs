@@ -16,7 +16,7 @@ fn matrices(n_rows: usize, n_cols: usize) -> [(&'static str, Matrix); 4] {
     let mxfp4 = MatrixData::Mxfp4 { codes: bytes(n * k / 2), scales: scales(n * k / 32) };
     let bf16 = MatrixData::Bf16 { bits: Bytes::from([0x80, 0x3E].repeat(n * k)) };
     let f32 = MatrixData::F32 { values: vec![0.25f32; n * k].into() };
-    let matrix = |data| Matrix { n_rows, n_cols, data };
+    let matrix = |data| Matrix { name: "".into(), n_rows, n_cols, data };
     [("fp8", matrix(fp8)), ("mxfp4", matrix(mxfp4)), ("bf16", matrix(bf16)), ("f32", matrix(f32))]
 }
 

@@ -1,4 +1,4 @@
-//! Safe read-only file maps: the length is checked before use and the map lives as long as any view of it.
+//! Safe read-only maps of files and of zeros: the length is checked before use and the map lives as long as any view of it.
 
 use std::fs::File;
 use std::io;
@@ -29,6 +29,17 @@ pub fn map_read_only(file: &File, len_bytes: u64) -> io::Result<Bytes> {
     Ok(Bytes::from_owner(map))
 }
 
+/// Zeros that take no memory: every page is the system's one page of zeros until it is written, and it never is.
+///
+/// # Errors
+/// The system refuses the map.
+pub fn map_zeros(n_bytes: usize) -> io::Result<Bytes> {
+    if n_bytes == 0 {
+        return Ok(Bytes::new());
+    }
+    Ok(Bytes::from_owner(memmap2::MmapMut::map_anon(n_bytes)?.make_read_only()?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,5 +62,12 @@ mod tests {
             assert!(map_read_only(file.as_file(), len_bytes).is_err(), "{len_bytes}");
         }
         assert!(map_read_only(tempfile::tempfile().as_ref().unwrap(), 0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn zeros_are_zeros() {
+        assert!(map_zeros(0).unwrap().is_empty());
+        let zeros = map_zeros(5000).unwrap();
+        assert!(zeros.len() == 5000 && zeros.iter().all(|&byte| byte == 0));
     }
 }

@@ -6,14 +6,18 @@ mod lab;
 
 use std::sync::Arc;
 
+use flashd::checkpoint::Checkpoint;
 use flashd::device::{CodeObjects, Device, DeviceKind, SimWave};
 use flashd::ids::{BlockId, CheckpointId, SlotIdx, TokenId};
 use flashd::model::batch::{
     Batch, Executor, RowKind, Run, SampleRow, SaveCheckpoint, StepOutput, StepPlan, TokenSource,
 };
+use flashd::model::device::WeightSource;
 use flashd::model::device::runner::{DeviceRunner, DeviceRunnerSpec};
 use flashd::model::forward::Rounding;
+use flashd::model::inventory;
 use flashd::model::runner::RunnerPlaces;
+use flashd::model::weights::Weights;
 use flashd::sample::params::{RowError, SamplingParams, SlotInit};
 use lab::golden::{Golden, max_error};
 use lab::{Feed, Model, Sequence, argmax, assert_same_bits};
@@ -21,13 +25,14 @@ use lab::{Feed, Model, Sequence, argmax, assert_same_bits};
 const PLACES: RunnerPlaces =
     RunnerPlaces { n_slots: 4, kv_bytes: 16 << 20, n_checkpoints: 2, max_rows: 192, max_tokens: 1024 };
 
-fn runner(model: &Model, wave: SimWave) -> DeviceRunner {
+fn runner(model: &Model, wave: SimWave, source: WeightSource) -> DeviceRunner {
     let code = CodeObjects::beside(std::env::current_exe().ok().as_deref()).with_sim_wave(wave);
     let device = Device::open(DeviceKind::Sim, 0, &code).unwrap_or_else(|error| panic!("{error}"));
     let (weights, shape) = (&*model.weights, model.shape.clone());
     DeviceRunner::new(DeviceRunnerSpec {
         device,
         weights,
+        source,
         shape,
         places: PLACES,
         use_graphs: true,
@@ -46,7 +51,11 @@ struct DeviceLab {
 impl DeviceLab {
     /// Steps of few rows run from recorded graphs, those of many never do.
     fn new(model: &Model, wave: SimWave) -> Self {
-        Self { runner: runner(model, wave), vocab_size: model.shape.vocab_size, next_block: 0 }
+        Self::with_source(model, wave, WeightSource::Checkpoint)
+    }
+
+    fn with_source(model: &Model, wave: SimWave, source: WeightSource) -> Self {
+        Self { runner: runner(model, wave, source), vocab_size: model.shape.vocab_size, next_block: 0 }
     }
 
     /// An empty sequence in a slot, with blocks of its own, in descending order.
@@ -155,6 +164,25 @@ fn small_is_near_the_cpu_and_independent_of_chunks() {
 #[test]
 fn odd_is_near_the_cpu_and_independent_of_chunks() {
     check_fixture("odd", SimWave::W32, &[(64, N_LONG)]);
+}
+
+/// A model without a checkpoint's matrices, which the device makes by itself, has the logits of the written one.
+#[test]
+fn weights_by_formula_give_the_same_logits() {
+    let golden = Golden::load("small");
+    let config_json = std::fs::read(lab::fixture("small", "config.json")).unwrap();
+    let shape = golden.model.shape.clone();
+    let (tensors, seed) = (inventory::tensors(&shape, true), golden.seed);
+    let checkpoint = Checkpoint::by_formula(&config_json, &tensors, seed, shape.n_routed_experts).unwrap();
+    let model = Model { weights: Arc::new(Weights::bind(&checkpoint, &shape).unwrap()), shape };
+    let tokens = &golden.tokens[..9];
+    let logits = |mut lab: DeviceLab| {
+        let mut sequence = lab.start_over();
+        lab.feed(&mut sequence, tokens, RowKind::Prefill)
+    };
+    let want = logits(DeviceLab::new(&golden.model, SimWave::W64));
+    let got = logits(DeviceLab::with_source(&model, SimWave::W64, WeightSource::Formula { seed }));
+    assert_same_bits(&got, &want, "weights by formula");
 }
 
 /// Decode, a batch of three, a rejected draft, a checkpoint: each row has the bits of the whole prompt's.

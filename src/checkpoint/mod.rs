@@ -1,5 +1,6 @@
 //! Checkpoint files: sharded safetensors read through maps, manifests of hashes, synthetic weights by formula.
 
+mod formula;
 pub mod manifest;
 mod shard;
 pub mod spec;

@@ -14,19 +14,27 @@ const MAX_SUM: usize = 4 * 0xFFFF;
 /// Fills tensors of one checkpoint.
 pub struct Generator {
     seed: u64,
-    /// Routed experts of a layer, a power of two: the modulus of hash tables.
-    n_experts: u64,
+    /// Routed experts of a layer: the modulus of hash tables.
+    n_experts: usize,
     fp8_by_sum: Vec<u8>,  // [MAX_SUM + 1] f8e4m3fn
     e2m1_by_sum: Vec<u8>, // [MAX_SUM + 1] e2m1
 }
 
-/// How the elements of one tensor follow from their noise.
+/// How the stored elements of one tensor follow from their noise; z is nearly normal.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Rule {
+pub enum Rule {
     /// z * gain + offset, as BF16.
-    Bf16 { gain: f32, offset: f32 },
+    Bf16 {
+        /// Factor.
+        gain: f32,
+        /// What is added.
+        offset: f32,
+    },
     /// z * gain, as F32.
-    F32 { gain: f32 },
+    F32 {
+        /// Factor.
+        gain: f32,
+    },
     /// 0.5 + 16 bits / 2^18, as F32.
     HyperScale,
     /// z * 32.
@@ -34,33 +42,46 @@ enum Rule {
     /// z * 2, two a byte.
     Mxfp4,
     /// `first` and the two bytes after it.
-    Scale { first: u8 },
+    Scale {
+        /// The least of them.
+        first: u8,
+    },
     /// Distinct experts for each token.
-    ExpertTable { n_cols: usize },
+    ExpertTable {
+        /// Experts of a token.
+        n_cols: usize,
+    },
 }
 
 impl Generator {
     /// A generator for a model with `n_experts` routed experts a layer.
-    ///
-    /// # Errors
-    /// `n_experts` isn't a power of two: hash tables step through the experts by odd numbers.
-    pub fn new(seed: u64, n_experts: usize) -> Result<Self, SynthError> {
-        if !n_experts.is_power_of_two() {
-            return Err(SynthError::Experts { n_experts });
-        }
-        Ok(Self {
+    #[must_use]
+    pub fn new(seed: u64, n_experts: usize) -> Self {
+        Self {
             seed,
-            n_experts: n_experts as u64,
+            n_experts,
             fp8_by_sum: (0..=MAX_SUM).map(|sum| f32_to_f8e4m3fn(scaled(sum) * 32.0)).collect(),
             e2m1_by_sum: (0..=MAX_SUM).map(|sum| f32_to_e2m1(scaled(sum) * 2.0)).collect(),
-        })
+        }
+    }
+
+    /// Whether the formula can fill this tensor.
+    ///
+    /// # Errors
+    /// It has no rule for this name, or a token of a hash table would get one expert twice.
+    pub fn check(&self, spec: &TensorSpec) -> Result<(), SynthError> {
+        match rule(spec)? {
+            Rule::ExpertTable { n_cols } => check_experts(self.n_experts, n_cols),
+            _ => Ok(()),
+        }
     }
 
     /// Writes the stored elements `first ..` of a tensor, as many whole ones as `out` holds.
     ///
     /// # Errors
-    /// The formula has no rule for this name.
+    /// As [`Generator::check`].
     pub fn fill(&self, spec: &TensorSpec, first: usize, out: &mut [u8]) -> Result<(), SynthError> {
+        self.check(spec)?;
         let noise = Noise::new(self.seed, &spec.name);
         let first = first as u64;
         let z = |i: u64| scaled(noise.sum(i));
@@ -82,10 +103,11 @@ impl Generator {
     fn fill_expert_table(&self, name: &str, n_cols: u64, first: u64, out: &mut [u8]) {
         let starts = Noise::new(self.seed, name);
         let steps = Noise::new(self.seed, &format!("{name}#step"));
+        let n_experts = self.n_experts as u64;
         each(out, first, |i| {
             let (token, column) = (i / n_cols, i % n_cols);
-            let (start, step) = (starts.bits(token) % self.n_experts, (steps.bits(token) % self.n_experts) | 1);
-            ((start + column * step) % self.n_experts).to_le_bytes()
+            let (start, step) = (starts.bits(token) % n_experts, (steps.bits(token) % n_experts) | 1);
+            ((start + column * step) % n_experts).to_le_bytes()
         });
     }
 }
@@ -97,7 +119,7 @@ struct Noise {
 
 impl Noise {
     fn new(seed: u64, name: &str) -> Self {
-        Self { base: fnv1a64(name) ^ seed.wrapping_mul(GOLDEN) }
+        Self { base: noise_base(seed, name) }
     }
 
     /// 64 bits for element i.
@@ -105,10 +127,8 @@ impl Noise {
         mix(self.base.wrapping_add(i))
     }
 
-    /// The sum of their four 16-bit fields.
     fn sum(&self, i: u64) -> usize {
-        let bits = self.bits(i);
-        ((bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48)) as usize
+        noise_sum(self.base, i)
     }
 }
 
@@ -118,13 +138,34 @@ fn each<const N: usize>(out: &mut [u8], first: u64, element: impl Fn(u64) -> [u8
     }
 }
 
-/// A field sum as a nearly normal number, exact in f32.
-fn scaled(sum: usize) -> f32 {
+/// The sum of the four 16-bit fields of an element's noise.
+#[must_use]
+pub fn noise_sum(base: u64, i: u64) -> usize {
+    let bits = mix(base.wrapping_add(i));
+    ((bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48)) as usize
+}
+
+/// Such a sum as a nearly normal number z, exact in f32.
+#[must_use]
+pub fn scaled(sum: usize) -> f32 {
     (sum as i32 - MAX_SUM as i32 / 2) as f32 * (1.75 / 65536.0)
 }
 
 fn hyper_scale(bits: u64) -> f32 {
     0.5 + (bits & 0xFFFF) as f32 / 262_144.0
+}
+
+/// What is added to an element's index before it is mixed.
+#[must_use]
+pub fn noise_base(seed: u64, name: &str) -> u64 {
+    fnv1a64(name) ^ seed.wrapping_mul(GOLDEN)
+}
+
+/// Steps through the experts are odd, so columns differ while they are no more than the largest power of two that divides the
+/// number of experts.
+fn check_experts(n_experts: usize, n_cols: usize) -> Result<(), SynthError> {
+    let most_cols = n_experts & n_experts.wrapping_neg();
+    if n_cols <= most_cols { Ok(()) } else { Err(SynthError::Experts { n_experts, n_cols }) }
 }
 
 fn fnv1a64(text: &str) -> u64 {
@@ -145,7 +186,11 @@ fn lg(n_cols: usize) -> i32 {
     -(bits + 1) / 2
 }
 
-fn rule(spec: &TensorSpec) -> Result<Rule, SynthError> {
+/// The rule of a tensor, by its name, element type and columns.
+///
+/// # Errors
+/// The formula has none for this name.
+pub fn rule(spec: &TensorSpec) -> Result<Rule, SynthError> {
     let n_cols = spec.shape.last().copied().unwrap_or(1);
     let rule = match spec.dtype {
         Dtype::BF16 => bf16_rule(&spec.name, n_cols),
@@ -222,7 +267,7 @@ mod tests {
 
     #[test]
     fn any_range_of_a_tensor_equals_the_same_part_of_the_whole() {
-        let generator = Generator::new(7, 8).unwrap();
+        let generator = Generator::new(7, 8);
         let spec =
             |name: &str, dtype, shape: &[usize]| TensorSpec { name: name.to_owned(), dtype, shape: shape.to_vec() };
         for spec in [
@@ -245,9 +290,33 @@ mod tests {
 
     #[test]
     fn unknown_tensors_and_expert_counts_are_refused() {
-        assert!(Generator::new(1, 6).is_err());
         let spec = TensorSpec { name: "lm_head.bias".to_owned(), dtype: Dtype::BF16, shape: vec![4] };
-        let error = Generator::new(1, 8).unwrap().fill(&spec, 0, &mut [0; 8]).unwrap_err().to_string();
+        let error = Generator::new(1, 8).fill(&spec, 0, &mut [0; 8]).unwrap_err().to_string();
         assert!(error.contains("lm_head.bias") && error.contains("BF16 [4]"), "{error}");
+    }
+
+    #[test]
+    fn a_token_gets_distinct_experts_or_the_number_is_refused() {
+        let table = |n_cols| TensorSpec {
+            name: "layers.0.ffn.gate.tid2eid".to_owned(),
+            dtype: Dtype::I64,
+            shape: vec![500, n_cols],
+        };
+        for (n_experts, n_cols) in [(8, 2), (192, 6), (192, 64), (24, 8), (1, 1)] {
+            let spec = table(n_cols);
+            let mut bytes = vec![0; spec.n_bytes()];
+            Generator::new(3, n_experts).fill(&spec, 0, &mut bytes).unwrap();
+            for row in bytes.chunks_exact(8 * n_cols) {
+                let mut experts: Vec<u64> =
+                    row.as_chunks().0.iter().map(|&expert| u64::from_le_bytes(expert)).collect();
+                experts.sort_unstable();
+                experts.dedup();
+                assert!(experts.len() == n_cols && experts[n_cols - 1] < n_experts as u64, "{n_experts} {experts:?}");
+            }
+        }
+        for (n_experts, n_cols) in [(6, 6), (200, 9), (193, 2), (0, 1)] {
+            let error = Generator::new(3, n_experts).check(&table(n_cols)).unwrap_err().to_string();
+            assert!(error.contains(&n_experts.to_string()) && error.contains("power of two"), "{error}");
+        }
     }
 }

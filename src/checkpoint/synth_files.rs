@@ -71,10 +71,23 @@ pub enum SynthError {
         form: String,
     },
     /// Hash tables step through the experts by odd numbers.
-    #[error("n_routed_experts is {n_experts}; synthetic weights want a power of two")]
+    #[error(
+        "n_routed_experts is {n_experts} with {n_cols} experts a token; synthetic hash tables want a multiple of {}, a power of two",
+        n_cols.next_power_of_two()
+    )]
     Experts {
-        /// What the config says.
+        /// Experts of a layer.
         n_experts: usize,
+        /// Experts of a token.
+        n_cols: usize,
+    },
+    /// No memory for a checkpoint without files.
+    #[error("{n_bytes} bytes of zeros can't be mapped: {source}")]
+    Memory {
+        /// How many.
+        n_bytes: u64,
+        /// What the system said.
+        source: io::Error,
     },
     /// A header that can't be built.
     #[error("{}: {source}", path.display())]
@@ -96,7 +109,11 @@ pub fn write(dir: &Path, plan: &SynthPlan<'_>, progress: &(dyn Fn(u64) + Sync)) 
     if dir.is_file() || std::fs::read_dir(dir).is_ok_and(is_taken) {
         return Err(SynthError::Exists { dir: dir.to_owned() });
     }
-    let generator = Generator::new(plan.seed, plan.n_experts)?;
+    let generator = Generator::new(plan.seed, plan.n_experts);
+    if !plan.is_sparse {
+        // Before anything is written.
+        plan.shards.iter().flatten().try_for_each(|spec| generator.check(spec))?;
+    }
     let partial = partial_dir(dir)?;
     let mut written = Written::default();
     let mut weight_map = BTreeMap::new();

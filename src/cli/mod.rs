@@ -85,7 +85,7 @@ enum Command {
     Synth(synth::SynthArgs),
     /// Print a checkpoint's tensors and bytes; write or verify checksums
     Inspect(inspect::InspectArgs),
-    /// Measure a running server
+    /// Measure a running server, or a device with synthetic weights
     Bench(bench::BenchArgs),
     /// Show what this machine can run, and why not
     Doctor(doctor::DoctorArgs),

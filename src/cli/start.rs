@@ -22,8 +22,8 @@ use crate::ids::TokenId;
 use crate::kv::identity::CacheIdentity;
 use crate::model::batch::Executor;
 use crate::model::cache::{CacheLayout, CacheShape, RowFormat};
-use crate::model::device::DeviceLayout;
 use crate::model::device::runner::{DeviceRunner, DeviceRunnerSpec, workspace_bytes};
+use crate::model::device::{DeviceLayout, WeightSource};
 use crate::model::forward::Rounding;
 use crate::model::runner::{CpuRunner, CpuRunnerSpec, RunnerPlaces};
 use crate::model::shape::ModelShape;
@@ -233,7 +233,16 @@ fn device_runner(
     let info = device.info();
     tracing::info!(name = info.name, arch = info.arch, memory_bytes = info.memory_bytes, "device: {}", device.label());
     let progress = |done: usize, of: usize| tracing::debug!("weights: {done} of {of} bytes");
-    Ok(DeviceRunner::new(DeviceRunnerSpec { device, weights, shape, places, use_graphs: true, progress: &progress })?)
+    let source = WeightSource::Checkpoint;
+    Ok(DeviceRunner::new(DeviceRunnerSpec {
+        device,
+        weights,
+        source,
+        shape,
+        places,
+        use_graphs: true,
+        progress: &progress,
+    })?)
 }
 
 /// What the machine's memory holds beside the weights.

@@ -74,14 +74,18 @@ impl Device {
             let reason = format!("kernel {}: grid {grid:?} of {n_threads} threads", kernel.name);
             return Err(self.bad_argument("launch", reason));
         }
-        let state = self.enter("launch", Recordable::Yes)?;
-        let known = (kernel.device == self.name_of_state()).then(|| state.functions.get(kernel.index)).flatten();
+        let mut state = self.enter("launch", Recordable::Yes)?;
+        let is_own = kernel.device == self.name_of_state();
+        let known = is_own.then(|| state.functions.get(kernel.index).copied()).flatten();
         let Some((_, info)) = known else {
             return Err(self.bad_argument("launch", format!("kernel {} is of another device", kernel.name)));
         };
         if let Some(want_bytes) = info.args_bytes.filter(|bytes| *bytes != size_of::<A>()) {
             let reason = format!("kernel {} takes {want_bytes} bytes, not {}", kernel.name, size_of::<A>());
             return Err(self.bad_argument("launch", reason));
+        }
+        if state.profile.is_on && state.recording.is_none() {
+            state.profile.mark(self, kernel.name, grid)?;
         }
         let shape = LaunchShape { grid, n_threads };
         let args = LaunchArgs { address: std::ptr::from_ref(args).cast(), n_bytes: size_of::<A>() };

@@ -14,6 +14,7 @@ mod graph;
 mod hip;
 mod launch;
 pub mod plan;
+mod profile;
 #[cfg(test)]
 pub(crate) mod testing;
 
@@ -23,9 +24,11 @@ pub use driver::Memory;
 pub use error::DeviceError;
 pub use graph::Graph;
 pub use launch::{Event, Kernel};
+pub use profile::LaunchTime;
 
 use buffer::Staging;
 use driver::{Driver, Fault, FaultKind, FunctionInfo};
+use profile::Profile;
 
 /// Which runtime drives a device. The CPU has its own way: see [`cpu`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +97,8 @@ struct State {
     deferred: Vec<u64>,
     /// Pinned memory that uploads pass through.
     staging: Staging,
+    /// Times of launches, where asked for.
+    profile: Profile,
 }
 
 /// Whether a call may be part of a recorded graph.
@@ -215,6 +220,7 @@ impl Drop for Inner {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         // A lost device refuses to wait; then nothing runs on it either.
         let _ = self.driver.synchronize();
+        state.profile.release(self.driver.as_ref());
         state.staging.release(self.driver.as_ref());
         buffer::free_deferred(state, self.driver.as_ref());
     }

@@ -221,25 +221,27 @@ impl Source<'_> {
     }
 
     fn fp8(&self, name: &str) -> Result<Matrix, BindError> {
-        let (n_rows, n_cols, codes) = self.codes(&format!("{name}.weight"))?;
+        let weight = format!("{name}.weight");
+        let (n_rows, n_cols, codes) = self.codes(&weight)?;
         let scales = self.take(&format!("{name}.scale"))?.bytes;
-        Ok(Matrix { n_rows, n_cols, data: MatrixData::Fp8 { codes, scales } })
+        Ok(Matrix { name: weight.into(), n_rows, n_cols, data: MatrixData::Fp8 { codes, scales } })
     }
 
     fn mxfp4(&self, name: &str) -> Result<Matrix, BindError> {
-        let (n_rows, n_bytes, codes) = self.codes(&format!("{name}.weight"))?;
+        let weight = format!("{name}.weight");
+        let (n_rows, n_bytes, codes) = self.codes(&weight)?;
         let scales = self.take(&format!("{name}.scale"))?.bytes;
-        Ok(Matrix { n_rows, n_cols: 2 * n_bytes, data: MatrixData::Mxfp4 { codes, scales } })
+        Ok(Matrix { name: weight.into(), n_rows, n_cols: 2 * n_bytes, data: MatrixData::Mxfp4 { codes, scales } })
     }
 
     fn bf16(&self, name: &str) -> Result<Matrix, BindError> {
         let (n_rows, n_cols, bits) = self.codes(name)?;
-        Ok(Matrix { n_rows, n_cols, data: MatrixData::Bf16 { bits } })
+        Ok(Matrix { name: name.into(), n_rows, n_cols, data: MatrixData::Bf16 { bits } })
     }
 
     fn f32_matrix(&self, name: &str) -> Result<Matrix, BindError> {
         let (n_rows, n_cols, _) = self.codes(name)?;
-        Ok(Matrix { n_rows, n_cols, data: MatrixData::F32 { values: self.vector(name)? } })
+        Ok(Matrix { name: name.into(), n_rows, n_cols, data: MatrixData::F32 { values: self.vector(name)? } })
     }
 
     /// Rows, stored columns and bytes of a tensor of two dimensions.
@@ -353,6 +355,7 @@ mod tests {
     use super::*;
     use crate::checkpoint::synth::{SynthPlan, write};
     use crate::checkpoint::{CONFIG_FILE, INDEX_FILE};
+    use crate::model::shape::OFFICIAL_CONFIG;
     use serde_json::Value;
     use sha2::{Digest, Sha256};
     use std::collections::BTreeMap;
@@ -361,6 +364,9 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     fn fixture(name: &str, file: &str) -> Vec<u8> {
+        if (name, file) == ("official", CONFIG_FILE) {
+            return OFFICIAL_CONFIG.into();
+        }
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
         fs::read(root.join(name).join(file)).unwrap()
     }

@@ -1,7 +1,8 @@
 //! What a checkpoint's bytes are for, and how many of them one decoded token reads.
 
 use crate::checkpoint::spec::TensorSpec;
-use crate::model::inventory::STAGE_PREFIX;
+use crate::model::cache::{CacheShape, RowFormat, is_overlapping};
+use crate::model::inventory::{self, STAGE_PREFIX};
 use crate::model::shape::ModelShape;
 
 /// A part of the model, as bytes are counted.
@@ -119,6 +120,45 @@ pub fn by_subsystem(shape: &ModelShape, specs: &[TensorSpec]) -> Vec<SubsystemBy
     sums
 }
 
+/// What the steps of a model read, whatever the lengths of its sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepBytes {
+    /// Everything but routed experts, once a step; of tables the rows of one token.
+    pub fixed: u64,
+    /// One routed expert of one layer.
+    pub expert: u64,
+}
+
+impl StepBytes {
+    /// Counts.
+    #[must_use]
+    pub fn new(shape: &ModelShape) -> Self {
+        let sums = by_subsystem(shape, &inventory::tensors(shape, false));
+        let is_routed = |sum: &&SubsystemBytes| sum.subsystem == Subsystem::RoutedExperts;
+        let n_experts = (shape.num_hidden_layers * shape.n_routed_experts) as u64;
+        Self {
+            fixed: sums.iter().filter(|sum| !is_routed(sum)).map(|sum| sum.read_bytes).sum(),
+            expert: sums.iter().find(is_routed).map_or(0, |sum| sum.stored_bytes) / n_experts,
+        }
+    }
+}
+
+/// Bytes of the caches that a token at the end of `n_tokens` tokens reads: window rows, compressed rows, indexer keys.
+#[must_use]
+pub fn cache_bytes(shape: &ModelShape, format: RowFormat, n_tokens: usize) -> u64 {
+    let CacheShape { ratios, dims, window, format } = CacheShape::new(shape, format);
+    let of_layer = |ratio: &usize| {
+        let n_groups = n_tokens.checked_div(*ratio).unwrap_or(0);
+        let (n_keys, n_chosen) = if is_overlapping(*ratio) && n_groups > shape.index_topk {
+            (n_groups, shape.index_topk)
+        } else {
+            (0, n_groups)
+        };
+        n_keys * format.index_row_bytes(dims) + (n_chosen + window.min(n_tokens)) * format.kv_row_bytes(dims)
+    };
+    ratios.iter().map(of_layer).sum::<usize>() as u64
+}
+
 fn read_bytes(shape: &ModelShape, subsystem: Subsystem, spec: &TensorSpec) -> u64 {
     let n_bytes = spec.n_bytes() as u64;
     match subsystem {
@@ -132,11 +172,11 @@ fn read_bytes(shape: &ModelShape, subsystem: Subsystem, spec: &TensorSpec) -> u6
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::inventory;
+    use crate::model::shape::OFFICIAL_CONFIG;
 
     #[test]
     fn official_bytes_read_for_a_decoded_token() {
-        let shape = ModelShape::from_json(include_bytes!("../../tests/fixtures/official/config.json")).unwrap();
+        let shape = ModelShape::from_json(OFFICIAL_CONFIG.as_bytes()).unwrap();
         let sums = by_subsystem(&shape, &inventory::tensors(&shape, true));
         // Megabytes as published for this shape.
         let published = [
@@ -162,5 +202,19 @@ mod tests {
         assert_eq!(sums.iter().map(|sum| sum.stored_bytes).sum::<u64>(), 166_878_536_440);
         assert_eq!(sums[10].stored_bytes, 10_862_838_300);
         assert_eq!(sums.iter().map(|sum| sum.n_tensors).sum::<usize>(), 72_317);
+    }
+
+    #[test]
+    fn a_step_reads_the_experts_it_chose_and_the_caches_of_its_tokens() {
+        let shape = ModelShape::from_json(OFFICIAL_CONFIG.as_bytes()).unwrap();
+        let bytes = StepBytes::new(&shape);
+        assert_eq!(bytes.expert, 3 * (4096 * 2048 / 2 + 4096 * 2048 / 32));
+        let read: u64 = by_subsystem(&shape, &inventory::tensors(&shape, true)).iter().map(|sum| sum.read_bytes).sum();
+        assert_eq!(bytes.fixed + 43 * 6 * bytes.expert, read);
+        // By hand: 43 windows, then 512 groups of 4 in 21 layers that need no choice, 16 of 128 in 20 layers.
+        let at = |n_tokens| cache_bytes(&shape, RowFormat::Device, n_tokens);
+        assert_eq!(at(100), 584 * (43 * 100 + 21 * 25));
+        assert_eq!(at(2048), 584 * (43 * 128 + 21 * 512 + 20 * 16));
+        assert_eq!(at(4096), 584 * (43 * 128 + 21 * 512 + 20 * 32) + 68 * 21 * 1024);
     }
 }

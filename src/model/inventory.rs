@@ -148,6 +148,7 @@ fn compressor(table: &mut Table, name: &str, ratio: usize, head_dim: usize, hidd
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::shape::OFFICIAL_CONFIG;
     use std::collections::BTreeMap;
 
     #[derive(serde::Deserialize)]
@@ -180,7 +181,7 @@ mod tests {
 
     #[test]
     fn official_totals() {
-        let shape = ModelShape::from_json(include_bytes!("../../tests/fixtures/official/config.json")).unwrap();
+        let shape = ModelShape::from_json(OFFICIAL_CONFIG.as_bytes()).unwrap();
         let shards = shards(&shape);
         assert_eq!(shards.len(), 48);
         let size = |shard: &Vec<TensorSpec>| (shard.len(), shard.iter().map(TensorSpec::n_bytes).sum::<usize>());

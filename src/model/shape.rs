@@ -13,6 +13,9 @@ pub const SLIDING_WINDOW: usize = 128;
 /// Copies of the residual in the hyper-connections.
 pub const HC_MULT: usize = 4;
 
+/// The official config.json: what a checkpoint of the published weights says of its shape.
+pub const OFFICIAL_CONFIG: &str = include_str!("official_config.json");
+
 const MODEL_TYPE: &str = "deepseek_v4";
 
 /// config.json, checked. Fields keep the names of the file; what is not used is not read.

@@ -96,12 +96,13 @@ impl OpCase {
 /// Every case of every op: what `flashd selftest ops` runs. An op with kernels adds its `cases()` here.
 #[must_use]
 pub fn all() -> Vec<OpCase> {
-    let ops: [fn() -> Vec<OpCase>; 19] = [
+    let ops: [fn() -> Vec<OpCase>; 21] = [
         super::attention::device::cases,
         super::combine::cases,
         super::copy::cases,
         super::embed::device::cases,
         super::expert_linear::cases,
+        super::fill::cases,
         super::hyper_head::device::cases,
         super::hyper_mix::device::cases,
         super::hyper_post::device::cases,
@@ -110,6 +111,7 @@ pub fn all() -> Vec<OpCase> {
         super::linear::device::cases,
         super::primitives::cases,
         super::query::cases,
+        super::read::cases,
         super::repack::cases,
         super::ring_store::cases,
         super::route::device::cases,

@@ -246,13 +246,13 @@ mod tests {
     fn scales_at_both_ends_take_every_path() {
         let mut rng = Rng(7);
         for scale in [0, 1, 246, 247, 254] {
-            let Matrix { n_rows, n_cols, mut data } = matrix(&mut rng, Stored::Fp8, 9, 256);
+            let Matrix { name, n_rows, n_cols, mut data } = matrix(&mut rng, Stored::Fp8, 9, 256);
             if let MatrixData::Fp8 { codes, scales } = &mut data {
                 *scales = bytes::Bytes::from(vec![scale; 2]);
                 // The largest codes overflow under the largest scales.
                 *codes = codes.iter().map(|c| c & 0xBF).collect::<Vec<u8>>().into();
             }
-            let w = Matrix { n_rows, n_cols, data };
+            let w = Matrix { name, n_rows, n_cols, data };
             let x: Vec<f32> = rng.floats(3 * 256).into_iter().map(|x| x * 1e-3).collect();
             let mut first: Option<Vec<u32>> = None;
             for cpu in cpus() {

@@ -10,6 +10,8 @@ pub const MXFP4_BLOCK: usize = 32;
 /// A weight `[n_rows, n_cols]`, row-major, `y = M·x`. Bytes are views into mapped shards.
 #[derive(Clone, Debug)]
 pub struct Matrix {
+    /// The checkpoint's tensor of the elements; empty where there is no checkpoint.
+    pub name: std::sync::Arc<str>,
     /// Output features.
     pub n_rows: usize,
     /// Input features.

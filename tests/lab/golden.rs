@@ -10,6 +10,7 @@ use super::{Feed, Model, fixture};
 /// A fixture: its model and the numbers to meet.
 pub struct Golden {
     pub name: &'static str,
+    pub seed: u64,
     pub model: Model,
     pub tokens: Vec<TokenId>,
     pub prefill_lens: Vec<usize>,
@@ -43,7 +44,7 @@ impl Golden {
         };
         let tokens = ints("tokens").into_iter().map(|id| TokenId(id as u32)).collect();
         let (prefill_lens, range) = (ints("prefill_lens"), ints("decode_range"));
-        Self { name, model, tokens, prefill_lens, decode_range: [range[0], range[1]], bytes }
+        Self { name, seed, model, tokens, prefill_lens, decode_range: [range[0], range[1]], bytes }
     }
 
     /// A tensor's values.

@@ -1,9 +1,11 @@
-//! `flashd bench`: drives a running server over HTTP and measures throughput, time to first token and gaps between tokens.
+//! `flashd bench`: drives a running server over HTTP and measures throughput, time to first token and gaps between tokens; or
+//! the steps of a model with synthetic weights, without a server.
 
 mod load;
 mod report;
 mod request;
 mod stats;
+mod synthetic;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -15,8 +17,10 @@ use self::load::{Load, Point};
 use self::report::Report;
 use self::request::Target;
 use self::stats::Summary;
+use self::synthetic::SyntheticArgs;
 
-/// Measure a running server: throughput, time to first token and gaps between tokens, by concurrency.
+/// Measure a running server: throughput, time to first token and gaps between tokens, by concurrency. With --synthetic, measure
+/// the steps of a model with synthetic weights on a device.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BenchArgs {
     /// Where the server listens.
@@ -49,7 +53,8 @@ pub struct BenchArgs {
     /// Largest token id in prompts; it must be in the vocabulary.
     #[arg(long, value_name = "ID", default_value_t = 3071, value_parser = clap::value_parser!(u32).range(101..))]
     pub max_token_id: u32,
-    /// Seed of the prompts; the clock if not given, so that no run meets another run's prefix cache.
+    /// Seed of the prompts; the clock if not given, so that no run meets another run's prefix cache. With --synthetic, of weights
+    /// and tokens, and 0 if not given.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
     /// Seconds after which a request counts as failed.
@@ -58,13 +63,20 @@ pub struct BenchArgs {
     /// Also write the table to FILE as CSV, a row as soon as its point is done.
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
+    /// Without a server.
+    #[command(flatten)]
+    pub synthetic: SyntheticArgs,
 }
 
 /// Runs the command.
 ///
 /// # Errors
-/// No server answers, the CSV file can't be written, or any request failed (the table is printed all the same).
+/// No server answers, the CSV file can't be written, or any request failed (the table is printed all the same). With
+/// `--synthetic`, also what a device refuses.
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    if let Some(shape) = &args.synthetic.synthetic {
+        return synthetic::run(args, shape);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let summaries = runtime.block_on(measure(args, &mut std::io::stdout()))?;
     let n_failed: usize = summaries.iter().map(Summary::n_failed).sum();

@@ -15,8 +15,8 @@ use crate::device::{Device, DeviceKind};
 use crate::ids::{BlockId, SlotIdx, TokenId};
 use crate::model::batch::{Batch, Executor, RowKind, Run, StepPlan, TokenSource};
 use crate::model::cache::{BLOCK_TOKENS, Cache, CacheLayout, CachePlaces, CacheShape};
-use crate::model::device::DeviceLayout;
 use crate::model::device::runner::{DeviceRunner, DeviceRunnerSpec};
+use crate::model::device::{DeviceLayout, WeightSource};
 use crate::model::forward::{Forward, Rounding};
 use crate::model::runner::RunnerPlaces;
 use crate::model::shape::ModelShape;
@@ -195,7 +195,16 @@ fn device_runner(
         max_rows: args.chunk.min(n_tokens),
         max_tokens: n_tokens,
     };
-    Ok(DeviceRunner::new(DeviceRunnerSpec { device, weights, shape, places, use_graphs: true, progress: &|_, _| () })?)
+    let source = WeightSource::Checkpoint;
+    Ok(DeviceRunner::new(DeviceRunnerSpec {
+        device,
+        weights,
+        source,
+        shape,
+        places,
+        use_graphs: true,
+        progress: &|_, _| (),
+    })?)
 }
 
 fn write(path: &Path, logits: &[f32], vocab_size: usize) -> anyhow::Result<()> {

@@ -62,7 +62,7 @@ pub(crate) fn matrix(rng: &mut Rng, kind: Stored, n_rows: usize, n_cols: usize) 
         }
         Stored::F32 => MatrixData::F32 { values: rng.floats(n * k).into() },
     };
-    Matrix { n_rows, n_cols, data }
+    Matrix { name: "".into(), n_rows, n_cols, data }
 }
 
 /// Each level of this machine with one thread, then the best with three.

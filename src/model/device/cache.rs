@@ -6,9 +6,10 @@
 use crate::device::{Buffer, Device, DeviceError};
 use crate::ids::{BlockId, CheckpointId, LayerIdx, SlotIdx};
 use crate::model::batch::Capacity;
-use crate::model::cache::{CacheLayout, CacheShape, RingKind, RowFormat};
+use crate::model::cache::{BLOCK_TOKENS, CacheLayout, CacheShape, RingKind, RowFormat, is_overlapping};
 use crate::model::shape::ModelShape;
 use crate::ops::copy::CopyItem;
+use crate::ops::fill::{self, CacheRows, FillArgs, Parts};
 
 /// Rings and checkpoints begin at multiples of this.
 const ALIGN_BYTES: usize = 256;
@@ -154,6 +155,49 @@ impl DeviceCache {
     pub fn copy_block(&self, from: BlockId, to: BlockId) -> CopyItem {
         let at = |block: BlockId| self.blocks.address() + u64::from(block.0) * self.block_stride_bytes();
         CopyItem { src: at(from), dst: at(to), n_bytes: self.block_stride_bytes() }
+    }
+
+    /// Fills every block and every ring with rows without pattern, as if long sequences had left them.
+    ///
+    /// # Errors
+    /// When the device is lost, or there are more blocks than one launch fills.
+    pub fn fill(&self, device: &Device, capacity: &Capacity) -> Result<(), DeviceError> {
+        let count = |n: usize| {
+            let reason = || format!("{n} blocks or slots to fill; at most {}", u16::MAX);
+            u16::try_from(n).map_err(|_| DeviceError::Step { device: device.label().to_owned(), reason: reason() })
+        };
+        let (n_blocks, n_slots) = (count(capacity.n_blocks)?, count(capacity.n_slots)?);
+        let shape = self.layout.rows.shape();
+        let mut seed = 0;
+        let mut fill = |rows: CacheRows, parts: Parts| {
+            seed += 1;
+            fill::launch(device, &FillArgs::of_rows(rows, seed), parts)
+        };
+        for (layer, ratio) in (0..).map(LayerIdx).zip(&shape.ratios) {
+            let n_rows = BLOCK_TOKENS.checked_div(*ratio).unwrap_or(0);
+            let in_blocks = |out: u64, row_bytes: usize| Parts {
+                out,
+                n_bytes: (n_rows * row_bytes) as u64,
+                stride_bytes: self.block_stride_bytes(),
+                n: n_blocks,
+            };
+            fill(CacheRows::Kv, in_blocks(self.kv_rows(layer), shape.format.kv_row_bytes(shape.dims)))?;
+            if is_overlapping(*ratio) {
+                fill(CacheRows::Index, in_blocks(self.index_rows(layer), shape.format.index_row_bytes(shape.dims)))?;
+            }
+            for kind in RING_KINDS {
+                let Some(ring) = self.layout.ring(layer, kind) else { continue };
+                let rows = if kind == RingKind::Window { CacheRows::Kv } else { CacheRows::Raw };
+                let parts = Parts {
+                    out: self.slots.address() + ring.offset_bytes as u64,
+                    n_bytes: (ring.n_rows * ring.row_bytes) as u64,
+                    stride_bytes: self.slot_stride_bytes(),
+                    n: n_slots,
+                };
+                fill(rows, parts)?;
+            }
+        }
+        Ok(())
     }
 
     /// Copies that keep what a sequence of exactly `n_tokens` tokens needs of its slot.

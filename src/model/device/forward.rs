@@ -57,6 +57,14 @@ impl Pass<'_> {
     /// # Errors
     /// When the device is lost.
     pub fn trunk(&self) -> Result<(), DeviceError> {
+        self.trunk_watched(&mut |_| Ok(()))
+    }
+
+    /// As [`Pass::trunk`]; `after` is told of each layer when it is launched and its scratch not yet used again.
+    ///
+    /// # Errors
+    /// When the device is lost; those of `after`.
+    pub fn trunk_watched(&self, after: &mut dyn FnMut(LayerIdx) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
         self.embed()?;
         for (layer, w) in (0..).map(LayerIdx).zip(&self.weights.layers) {
             self.enter(&w.hc_attn, w.attn_norm)?;
@@ -65,6 +73,7 @@ impl Pass<'_> {
             self.enter(&w.hc_ffn, w.ffn_norm)?;
             experts::run(self, &w.ffn)?;
             self.leave()?;
+            after(layer)?;
         }
         Ok(())
     }

@@ -9,3 +9,4 @@ mod weights;
 mod workspace;
 
 pub use cache::DeviceLayout;
+pub use weights::WeightSource;

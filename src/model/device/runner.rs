@@ -10,7 +10,7 @@ use crate::model::batch::{Capacity, Executor, StepOutput, StepPlan};
 use crate::model::device::cache::{DeviceCache, DeviceLayout};
 use crate::model::device::forward::Pass;
 use crate::model::device::step::{GraphShape, StagedStep, Staging};
-use crate::model::device::weights::{DeviceWeights, Dims, WeightBytes};
+use crate::model::device::weights::{DeviceWeights, Dims, WeightBytes, WeightSource};
 use crate::model::device::workspace::{LOGIT_TILE, Workspace, WorkspaceSpec};
 use crate::model::forward::Ropes;
 use crate::model::plan_check::check;
@@ -19,6 +19,10 @@ use crate::model::shape::ModelShape;
 use crate::model::slots::{RowTokens, Slots};
 use crate::model::weights::Weights;
 use crate::ops::copy::{self, CopyArgs, CopyItem};
+
+mod measure;
+
+pub use measure::ReadRate;
 
 /// Device memory that is kept for recorded steps: some dozens of shapes of some thousand launches.
 const GRAPHS_BYTES: u64 = 256 << 20;
@@ -32,6 +36,8 @@ pub struct DeviceRunnerSpec<'a> {
     pub device: Device,
     /// The checkpoint, which is read once.
     pub weights: &'a Weights,
+    /// Where the elements of its matrices come from.
+    pub source: WeightSource,
     /// Its shape.
     pub shape: ModelShape,
     /// Places.
@@ -86,7 +92,7 @@ impl DeviceRunner {
     /// # Errors
     /// [`RunnerError`] when the places don't hold one sequence of `max_tokens`, or the device has not enough memory.
     pub fn new(spec: DeviceRunnerSpec<'_>) -> Result<Self, RunnerError> {
-        let DeviceRunnerSpec { device, weights, shape, places, use_graphs, progress } = spec;
+        let DeviceRunnerSpec { device, weights, source, shape, places, use_graphs, progress } = spec;
         let layout = DeviceLayout::new(&shape);
         let capacity = places.capacity(&shape, layout.rows().block_bytes(), layout.checkpoint_bytes())?;
         let ropes = Ropes::new(&shape);
@@ -103,7 +109,8 @@ impl DeviceRunner {
         let slot_tokens = device.alloc(capacity.n_slots * size_of::<u32>())?;
         let copies = device.alloc(COPIES_PER_LAUNCH * size_of::<CopyItem>())?;
         let of_all = bytes.n_bytes();
-        let weights = DeviceWeights::load(&device, weights, &ropes.freqs(), &bytes, &|done| progress(done, of_all))?;
+        let progress = |done| progress(done, of_all);
+        let weights = DeviceWeights::load(&device, weights, source, &ropes.freqs(), &bytes, &progress)?;
         Ok(Self {
             slots: Slots::new(capacity.n_slots, shape.vocab_size),
             logits: WantedLogits { vocab_size: shape.vocab_size, ..WantedLogits::default() },

@@ -2,20 +2,37 @@
 //!
 //! The same walk over the checkpoint first counts bytes and then uploads. A matrix goes up in the checkpoint's bytes into one
 //! staging buffer and is repacked from there by a kernel, so that neither host nor device ever holds a second copy of the model.
+//! Synthetic matrices need not be stored anywhere: a kernel writes the bytes that the checkpoint would have into that buffer.
 
+use std::ops::Range;
+
+use crate::checkpoint::spec::{Dtype, TensorSpec};
 use crate::device::{Buffer, Device, DeviceError};
 use crate::model::runner::RunnerError;
 use crate::model::shape::ModelShape;
 use crate::model::weights::{
     AttentionWeights, CompressorWeights, ExpertWeights, HyperWeights, IndexerWeights, LayerWeights, MoeWeights, Weights,
 };
+use crate::ops::fill::{self, FillArgs, Parts};
 use crate::ops::linear::device::{DeviceProduct, RowsCount};
 use crate::ops::repack::{self, RepackArgs, WeightFormat, WeightShape};
-use crate::tensor::matrix::{FP8_BLOCK, Matrix, MatrixData};
+use crate::tensor::matrix::{FP8_BLOCK, MXFP4_BLOCK, Matrix, MatrixData};
 
 const ALIGN_BYTES: usize = 256;
 /// Codes that go up at once; they are repacked before the next part comes.
 const PART_BYTES: usize = 32 << 20;
+
+/// Where the elements of matrices come from; vectors and tables are always the checkpoint's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightSource {
+    /// The checkpoint's bytes.
+    Checkpoint,
+    /// The formula of synthetic checkpoints, computed on the device; the checkpoint's bytes are not read.
+    Formula {
+        /// Seed of the weights.
+        seed: u64,
+    },
+}
 
 /// The trunk on a device.
 #[derive(Debug)]
@@ -27,7 +44,7 @@ pub(super) struct DeviceWeights {
     pub head: DeviceMatrix, // [V, D]
     /// Frequencies of layers without and with compressed rows.
     pub freqs: [u64; 2], // [32] f32
-    _buffers: Vec<Buffer>,
+    parts: Vec<Buffer>,
 }
 
 /// Bytes of the parts, known before anything is allocated.
@@ -136,11 +153,20 @@ struct Loader<'a> {
     staging_bytes: usize,
 }
 
+/// Some rows of a matrix as they are stored: bytes of the codes and of the scales.
+struct StoredRows {
+    codes: Range<usize>,
+    scales: Range<usize>,
+    /// Where the scales go in the staging buffer; the codes are at its start.
+    scales_offset: usize,
+}
+
 #[derive(Clone, Copy)]
 struct Target<'a> {
     device: &'a Device,
     part: &'a Buffer,
     staging: &'a Buffer,
+    source: WeightSource,
     /// Codes and scales that have no value.
     refused: &'a Buffer, // [1] u32
 }
@@ -193,7 +219,7 @@ struct Rest {
 impl Rest {
     fn load(loader: &mut Loader<'_>, w: &Weights, freqs: &[&[f32]; 2]) -> Result<Self, DeviceError> {
         Ok(Self {
-            embed: loader.bytes(stored(&w.embed).codes)?,
+            embed: loader.plain(&w.embed)?,
             norm: loader.floats(&w.norm)?,
             hc_head: loader.hyper(&w.hc_head)?,
             head: loader.matrix(&w.head)?,
@@ -203,37 +229,43 @@ impl Rest {
 }
 
 impl DeviceWeights {
-    /// Allocates and uploads everything. `bytes` are the counted ones; `progress` gets the bytes that are done so far.
+    /// Allocates and fills everything. `bytes` are the counted ones; `progress` gets the bytes that are done so far.
     ///
     /// # Errors
     /// When the device has not enough memory or is lost, or a code or scale has no value.
     pub fn load(
         device: &Device,
         w: &Weights,
+        source: WeightSource,
         freqs: &[&[f32]; 2], // [32] f32 each
         bytes: &WeightBytes,
         progress: &dyn Fn(usize),
     ) -> Result<Self, RunnerError> {
         let (staging, refused) = (device.alloc(bytes.staging)?, device.alloc(size_of::<u32>())?);
         device.fill(&refused, 0, size_of::<u32>(), 0)?;
-        let buffers: Vec<Buffer> = bytes.parts.iter().map(|n| device.alloc(*n)).collect::<Result<_, _>>()?;
-        let target = |part| Target { device, part, staging: &staging, refused: &refused };
+        let parts: Vec<Buffer> = bytes.parts.iter().map(|n| device.alloc(*n)).collect::<Result<_, _>>()?;
+        let target = |part| Target { device, part, staging: &staging, source, refused: &refused };
         let mut n_done = 0;
         let mut layers = Vec::with_capacity(w.layers.len());
-        for (layer, part) in w.layers.iter().zip(&buffers) {
+        for (layer, part) in w.layers.iter().zip(&parts) {
             layers.push(Loader::into(target(part)).layer(layer)?);
             n_done += part.n_bytes();
             progress(n_done);
         }
         let Rest { embed, norm, hc_head, head, freqs } =
-            Rest::load(&mut Loader::into(target(&buffers[w.layers.len()])), w, freqs)?;
+            Rest::load(&mut Loader::into(target(&parts[w.layers.len()])), w, freqs)?;
         let mut n_refused = [0u32];
         device.download(&refused, 0, bytemuck::cast_slice_mut(&mut n_refused))?;
         if n_refused[0] > 0 {
             return Err(RunnerError::Weights { n_refused: n_refused[0] });
         }
         progress(bytes.n_bytes());
-        Ok(Self { embed, layers, norm, hc_head, head, freqs, _buffers: buffers })
+        Ok(Self { embed, layers, norm, hc_head, head, freqs, parts })
+    }
+
+    /// All that was allocated: one part a layer, then one for the rest.
+    pub fn parts(&self) -> &[Buffer] {
+        &self.parts
     }
 }
 
@@ -328,8 +360,8 @@ impl<'a> Loader<'a> {
         Ok(DeviceExperts { shape, codes, scales, code_stride_bytes, scale_stride_bytes })
     }
 
-    /// Uploads some rows at a time and repacks them: a multiple of the rows that share a scale, so that each part is a matrix.
-    fn repack(&mut self, m: &Matrix, codes: u64, scales: u64) -> Result<(), DeviceError> {
+    /// Stages some rows at a time and repacks them: a multiple of the rows that share a scale, so that each part is a matrix.
+    fn repack(&mut self, m: &Matrix, to_codes: u64, to_scales: u64) -> Result<(), DeviceError> {
         let from = stored(m);
         let row_bytes = from.codes.len() / m.n_rows;
         let n_part = (PART_BYTES / row_bytes).max(FP8_BLOCK) / FP8_BLOCK * FP8_BLOCK;
@@ -338,25 +370,38 @@ impl<'a> Loader<'a> {
         let scale_row_bytes = from.scales.len() / m.n_rows.div_ceil(scale_rows);
         let n_scale_rows = n_part.min(m.n_rows).div_ceil(scale_rows);
         self.staging_bytes = self.staging_bytes.max(scales_offset + n_scale_rows * scale_row_bytes);
-        let Some(Target { device, staging, refused, .. }) = self.target else { return Ok(()) };
+        let Some(target) = self.target else { return Ok(()) };
+        let Target { device, staging, refused, .. } = target;
         for first in (0..m.n_rows).step_by(n_part) {
             let end = (first + n_part).min(m.n_rows);
-            let of_scales = first / scale_rows * scale_row_bytes..end.div_ceil(scale_rows) * scale_row_bytes;
-            device.upload(staging, 0, &from.codes[first * row_bytes..end * row_bytes])?;
-            device.upload(staging, scales_offset, &from.scales[of_scales])?;
+            let scales = first / scale_rows * scale_row_bytes..end.div_ceil(scale_rows) * scale_row_bytes;
+            target.stage(m, StoredRows { codes: first * row_bytes..end * row_bytes, scales, scales_offset })?;
             let before = WeightShape { n_rows: first as u32, ..from.shape };
             let part = WeightShape { n_rows: (end - first) as u32, ..from.shape };
             let args = RepackArgs {
                 src_codes: staging.address(),
                 src_scales: staging.address() + scales_offset as u64,
-                dst_codes: codes + before.code_bytes(),
-                dst_scales: scales + before.scale_bytes(),
+                dst_codes: to_codes + before.code_bytes(),
+                dst_scales: to_scales + before.scale_bytes(),
                 n_refused: refused.address(),
                 ..RepackArgs::new(part)
             };
             repack::launch(device, part, &args)?;
         }
         Ok(())
+    }
+
+    /// The address of a matrix that stays as it is stored.
+    fn plain(&mut self, m: &Matrix) -> Result<u64, DeviceError> {
+        let codes = stored(m).codes;
+        match self.target {
+            Some(target @ Target { source: WeightSource::Formula { seed }, .. }) => {
+                let address = self.take(codes.len());
+                target.fill(&codes_spec(m), seed, 0..codes.len(), address)?;
+                Ok(address)
+            }
+            _ => self.bytes(codes),
+        }
     }
 
     fn floats(&mut self, values: &[f32]) -> Result<u64, DeviceError> {
@@ -378,6 +423,58 @@ impl<'a> Loader<'a> {
         self.used_bytes += n_bytes.next_multiple_of(ALIGN_BYTES);
         self.target.map_or(0, |target| target.part.address()) + offset as u64
     }
+}
+
+impl Target<'_> {
+    /// Puts rows of a matrix into the staging buffer.
+    fn stage(&self, m: &Matrix, rows: StoredRows) -> Result<(), DeviceError> {
+        let StoredRows { codes, scales, scales_offset } = rows;
+        match self.source {
+            WeightSource::Checkpoint => {
+                let from = stored(m);
+                self.device.upload(self.staging, 0, &from.codes[codes])?;
+                self.device.upload(self.staging, scales_offset, &from.scales[scales])
+            }
+            WeightSource::Formula { seed } => {
+                let address = self.staging.address();
+                self.fill(&codes_spec(m), seed, codes, address)?;
+                match scales_spec(m) {
+                    Some(spec) => self.fill(&spec, seed, scales, address + scales_offset as u64),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Writes some bytes of a tensor by the formula.
+    fn fill(&self, spec: &TensorSpec, seed: u64, bytes: Range<usize>, out: u64) -> Result<(), DeviceError> {
+        let device = self.device;
+        let args = FillArgs::of_weight(spec, seed, (bytes.start / spec.element_bytes()) as u64)
+            .map_err(|error| DeviceError::Step { device: device.label().to_owned(), reason: error.to_string() })?;
+        fill::launch(device, &args, Parts { out, n_bytes: bytes.len() as u64, stride_bytes: 0, n: 1 })
+    }
+}
+
+/// A matrix's elements as a tensor of the checkpoint.
+fn codes_spec(m: &Matrix) -> TensorSpec {
+    let (dtype, n_cols) = match &m.data {
+        MatrixData::Fp8 { .. } => (Dtype::F8_E4M3, m.n_cols),
+        MatrixData::Mxfp4 { .. } => (Dtype::I8, m.n_cols / 2),
+        MatrixData::Bf16 { .. } => (Dtype::BF16, m.n_cols),
+        MatrixData::F32 { .. } => (Dtype::F32, m.n_cols),
+    };
+    TensorSpec { name: m.name.to_string(), dtype, shape: vec![m.n_rows, n_cols] }
+}
+
+/// A matrix's scales as a tensor of the checkpoint, where it has some.
+fn scales_spec(m: &Matrix) -> Option<TensorSpec> {
+    let shape = match &m.data {
+        MatrixData::Fp8 { .. } => vec![m.n_rows.div_ceil(FP8_BLOCK), m.n_cols.div_ceil(FP8_BLOCK)],
+        MatrixData::Mxfp4 { .. } => vec![m.n_rows, m.n_cols / MXFP4_BLOCK],
+        MatrixData::Bf16 { .. } | MatrixData::F32 { .. } => return None,
+    };
+    let stem = m.name.strip_suffix(".weight").unwrap_or(&m.name);
+    Some(TensorSpec { name: format!("{stem}.scale"), dtype: Dtype::F8_E8M0, shape })
 }
 
 /// The bytes of a matrix of codes. Those of f32 are uploaded as they are; the shape then says nothing.
@@ -447,6 +544,55 @@ impl Dims {
             expert_width: shape.moe_intermediate_size as u32,
             vocab_size: shape.vocab_size as u32,
             window: shape.sliding_window as u32,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::checkpoint::Checkpoint;
+    use crate::checkpoint::synth::{SynthPlan, write};
+    use crate::device::SimWave;
+    use crate::device::testing::sim;
+    use crate::model::forward::Ropes;
+    use crate::model::inventory;
+
+    /// Every byte of the weights on a device.
+    fn load(w: &Weights, shape: &ModelShape, source: WeightSource, wave: SimWave) -> Vec<Vec<u8>> {
+        let (device, ropes) = (sim(wave), Ropes::new(shape));
+        let bytes = WeightBytes::count(w, &ropes.freqs()).unwrap();
+        let weights = DeviceWeights::load(&device, w, source, &ropes.freqs(), &bytes, &|_| ()).unwrap();
+        let home = |part: &Buffer| {
+            let mut bytes = vec![0; part.n_bytes()];
+            device.download(part, 0, &mut bytes).unwrap();
+            bytes
+        };
+        weights.parts().iter().map(home).collect()
+    }
+
+    #[test]
+    fn weights_by_formula_equal_those_of_the_written_checkpoint() {
+        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/odd/config.json");
+        let config_json = std::fs::read(config).unwrap();
+        let shape = ModelShape::from_json(&config_json).unwrap();
+        let (shards, n_experts, seed) = (inventory::shards(&shape), shape.n_routed_experts, 23);
+        let root = tempfile::tempdir().unwrap();
+        let plan = SynthPlan { config_json: &config_json, shards: &shards, seed, n_experts, is_sparse: false };
+        write(&root.path().join("odd"), &plan, &|_| ()).unwrap();
+        let written = Weights::bind(&Checkpoint::open(&root.path().join("odd")).unwrap(), &shape).unwrap();
+        let in_memory = Checkpoint::by_formula(&config_json, &shards.concat(), seed, n_experts).unwrap();
+        let by_formula = Weights::bind(&in_memory, &shape).unwrap();
+        for wave in [SimWave::W32, SimWave::W64] {
+            let want = load(&written, &shape, WeightSource::Checkpoint, wave);
+            let got = load(&by_formula, &shape, WeightSource::Formula { seed }, wave);
+            assert_eq!(got.len(), want.len());
+            for (part_idx, (got, want)) in got.iter().zip(&want).enumerate() {
+                let first = got.iter().zip(want).position(|(got, want)| got != want);
+                assert!(first.is_none() && got.len() == want.len(), "part {part_idx}: byte {first:?}");
+            }
         }
     }
 }

@@ -127,6 +127,17 @@ impl Workspace {
     }
 }
 
+impl Workspace {
+    /// Brings home the experts that the rows of the last layer chose, `[n_rows, K]`.
+    ///
+    /// # Errors
+    /// When the device is lost.
+    pub fn download_experts(&self, device: &Device, experts: &mut [u32]) -> Result<(), DeviceError> {
+        let offset_bytes = (self.at.moe.experts - self.buffer.address()) as usize;
+        device.download(&self.buffer, offset_bytes, bytemuck::cast_slice_mut(experts))
+    }
+}
+
 impl WorkspaceSpec<'_> {
     /// Rows of the buffers.
     pub fn n_rows(&self) -> usize {

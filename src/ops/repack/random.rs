@@ -33,7 +33,7 @@ pub(crate) fn random_matrix(noise: &mut Noise, shape: WeightShape) -> Matrix {
             MatrixData::Bf16 { bits: bits.into() }
         }
     };
-    Matrix { n_rows, n_cols, data }
+    Matrix { name: "".into(), n_rows, n_cols, data }
 }
 
 /// A matrix's codes and scales as they are in a checkpoint.

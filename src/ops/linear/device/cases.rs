@@ -194,7 +194,8 @@ fn every_code(device: &Device, format: WeightFormat) -> Result<Deviation, CaseEr
     let shape = WeightShape { n_rows: 256, n_cols: K, format };
     let (mut got, mut want) = (Vec::new(), Vec::new());
     for scales in [[1, 2], [9, 90], [119, 127], [128, 129], [200, 240]] {
-        let matrix = Matrix { n_rows: 256, n_cols: K as usize, data: all_codes(format, scales) };
+        let data = all_codes(format, scales);
+        let matrix = Matrix { name: "".into(), n_rows: 256, n_cols: K as usize, data };
         let mut problem = Problem::of(device, &mut Noise::new(23), (shape, matrix), 1, K)?;
         let one = |i: usize| if i / problem.x_stride == i % problem.x_stride { f32_to_bf16(1.0) } else { 0 };
         let x: Vec<u16> = (0..K as usize * problem.x_stride).map(one).collect();
