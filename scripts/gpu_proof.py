@@ -1,5 +1,6 @@
-"""The steps of gpu-proof.sh: op tables, fixtures against the CPU, bits, the demo model's texts, a load. Standard library only."""
+"""The steps of gpu-proof.sh: op tables, fixtures against the CPU, bits, the demo model's texts, a load, the real shape. Standard library only."""
 
+import argparse
 import array
 import json
 import os
@@ -153,8 +154,23 @@ class Proof:
         return code == 0 and not errors, "demo model (trained, tiny); the table is above"
 
 
+    def real_shape(self, experts):
+        """The official shape with synthetic weights; the simulator runs a small one."""
+        small = ["--streams", "1,2", "--contexts", "6,40", "--prefills", "5", "--steps", "2"]
+        is_sim = self.device == "sim"
+        shape = [ROOT / "tests/fixtures/odd/config.json", *small] if is_sim else ["real", "--experts", experts]
+        print(run(self.flashd, "bench", "--device", self.device, "--synthetic", *shape))
+        return True, "synthetic weights; the tables are above"
+
+
 def main():
-    flashd, device = sys.argv[1], (sys.argv[2:] or ["cuda"])[0]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("flashd")
+    parser.add_argument("device", nargs="?", default="cuda", choices=["cuda", "hip", "sim"])
+    parser.add_argument("--no-bench", action="store_true", help="leave out the bench of the official shape")
+    parser.add_argument("--experts", type=int, default=192, help="routed experts a layer of that bench")
+    args = parser.parse_args()
+    flashd, device = args.flashd, args.device
     proof = Proof(flashd, device)
     os.chdir(ROOT)
     print(run(flashd, "--version").strip(), "on", device)
@@ -163,6 +179,8 @@ def main():
         proof.step(f"fixture {name}", lambda name=name: proof.fixture(name))
     proof.step("demo texts", proof.demo)
     proof.step("load", proof.load)
+    if not args.no_bench:
+        proof.step("real shape", lambda: proof.real_shape(args.experts))
     print(f"\n{'step':<16} {'':<7} {'seconds':>8}  result")
     for name, is_ok, text, seconds in proof.rows:
         print(f"{name:<16} {'ok' if is_ok else 'FAILED':<7} {seconds:>8.1f}  {text}")

@@ -84,20 +84,24 @@ impl Device {
             let reason = format!("kernel {} takes {want_bytes} bytes, not {}", kernel.name, size_of::<A>());
             return Err(self.bad_argument("launch", reason));
         }
-        if state.profile.is_on && state.recording.is_none() {
-            state.profile.mark(self, kernel.name, grid)?;
+        let driver = self.0.driver.as_ref();
+        let is_timed = state.profile.is_on && state.recording.is_none();
+        if is_timed {
+            let before = self.check(state.profile.before(driver))?;
+            self.check(driver.record(before))?;
         }
         let shape = LaunchShape { grid, n_threads };
         let args = LaunchArgs { address: std::ptr::from_ref(args).cast(), n_bytes: size_of::<A>() };
         // SAFETY: the function is this device's, and `args` lives until the call returns; its size is the one that the
         // kernel takes, as was checked above or is by the runtime.
-        let result = unsafe { self.0.driver.launch(info.function, shape, args) };
+        let result = unsafe { driver.launch(info.function, shape, args) };
         match result {
             Err(fault) if fault.kind != FaultKind::Lost => Err(DeviceError::Launch {
                 device: self.0.label.clone(),
                 kernel: kernel.name.to_owned(),
                 reason: format!("{} with grid {grid:?} of {n_threads} threads", fault.text),
             }),
+            Ok(()) if is_timed => self.check(driver.record(state.profile.after(kernel.name, grid))),
             other => self.check(other),
         }
     }

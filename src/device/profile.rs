@@ -1,10 +1,10 @@
-//! Times of launches: while it is on, an event is recorded before each launch, and one at the end.
+//! Times of launches: while it is on, an event is recorded before and after each launch.
 #![allow(unsafe_code)] // src/device is the home of unsafe: here it is events given back.
 
-use super::driver::{Driver, RawEvent};
+use super::driver::{Driver, Fault, RawEvent};
 use super::{Device, DeviceError, Recordable};
 
-/// One launch and the device time until the next one began (or until the end).
+/// One launch and its time on the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LaunchTime {
     /// The kernel's entry point.
@@ -20,33 +20,30 @@ pub struct LaunchTime {
 pub(super) struct Profile {
     pub is_on: bool,
     launches: Vec<(&'static str, [u32; 3])>,
-    /// At least one more than launches once they are timed.
-    events: Vec<RawEvent>,
+    /// Those before and after each launch, and more from longer lists before.
+    events: Vec<[RawEvent; 2]>,
 }
 
 impl Profile {
-    /// Notes a launch that is about to be made.
-    pub fn mark(&mut self, device: &Device, kernel: &'static str, grid: [u32; 3]) -> Result<(), DeviceError> {
-        self.record(device)?;
-        self.launches.push((kernel, grid));
-        Ok(())
-    }
-
-    /// Records the event that follows those of the launches so far.
-    fn record(&mut self, device: &Device) -> Result<RawEvent, DeviceError> {
-        let driver = device.0.driver.as_ref();
+    /// The event to record before the next launch.
+    pub fn before(&mut self, driver: &dyn Driver) -> Result<RawEvent, Fault> {
         let idx = self.launches.len();
         if idx == self.events.len() {
-            self.events.push(device.check(driver.event())?);
+            self.events.push([driver.event()?, driver.event()?]);
         }
-        device.check(driver.record(self.events[idx]))?;
-        Ok(self.events[idx])
+        Ok(self.events[idx][0])
+    }
+
+    /// Notes the launch that was made; the event to record after it.
+    pub fn after(&mut self, kernel: &'static str, grid: [u32; 3]) -> RawEvent {
+        self.launches.push((kernel, grid));
+        self.events[self.launches.len() - 1][1]
     }
 
     /// Gives the events back.
     pub fn release(&mut self, driver: &dyn Driver) {
-        for event in self.events.drain(..) {
-            // SAFETY: the event was made by `record`, is given back once, and the device is idle or lost.
+        for event in self.events.drain(..).flatten() {
+            // SAFETY: the event was made by `before`, is given back once, and the device is idle or lost.
             unsafe { driver.destroy_event(event) };
         }
     }
@@ -72,11 +69,10 @@ impl Device {
         let mut state = self.enter("end_profile", Recordable::No("it waits"))?;
         let profile = &mut state.profile;
         profile.is_on = false;
-        let last = profile.record(self)?;
         let driver = self.0.driver.as_ref();
-        self.check(driver.wait(last))?;
-        let times = profile.launches.iter().zip(profile.events.windows(2)).map(|(&(kernel, grid), pair)| {
-            let ms = self.check(driver.elapsed_ms(pair[0], pair[1]))?;
+        self.check(driver.synchronize())?;
+        let times = profile.launches.iter().zip(&profile.events).map(|(&(kernel, grid), &[before, after])| {
+            let ms = self.check(driver.elapsed_ms(before, after))?;
             Ok(LaunchTime { kernel, grid, ms })
         });
         times.collect()

@@ -222,7 +222,7 @@ impl<'a> Report<'a> {
         let KernelTimes { n_launches, us, n_layers, .. } = times;
         let per_layer = *n_launches as f64 / *n_layers as f64;
         let title = format!(
-            "time by kernel, {step}: {us:.0} us in {n_launches} launches, {per_layer:.1} a layer; with an event before each launch"
+            "time by kernel, {step}: {us:.0} us in {n_launches} launches, {per_layer:.1} a layer; with events around each launch"
         );
         self.print(&title, table, 2)
     }
