@@ -16,13 +16,13 @@ fn args(more: &[&str]) -> Result<BenchArgs, clap::Error> {
     Line::try_parse_from(["bench"].iter().chain(more)).map(|line| line.args)
 }
 
-fn fixture() -> String {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/odd/config.json").display().to_string()
+fn fixture(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name).join("config.json").display().to_string()
 }
 
-/// What the command prints.
-fn bench(more: &[&str]) -> anyhow::Result<String> {
-    let config = fixture();
+/// What the command prints for a fixture's shape.
+fn bench(name: &str, more: &[&str]) -> anyhow::Result<String> {
+    let config = fixture(name);
     let args = args(&[&["--synthetic", &config, "--device", "sim"], more].concat())?;
     let mut out = Vec::new();
     measure(&args, &config, &mut out)?;
@@ -33,7 +33,7 @@ fn bench(more: &[&str]) -> anyhow::Result<String> {
 fn every_part_is_measured_beside_its_floor() {
     let csv = tempfile::NamedTempFile::new().unwrap();
     let lengths = ["--streams", "2,1", "--contexts", "6,40,999999", "--prefills", "5", "--steps", "2"];
-    let text = bench(&[&lengths[..], &["--csv", csv.path().to_str().unwrap()]].concat()).unwrap();
+    let text = bench("odd", &[&lengths[..], &["--csv", csv.path().to_str().unwrap()]].concat()).unwrap();
     for want in ["synthetic weights, seed 0", "GB/s", "999999 tokens are left out", "filled by a kernel", "a layer"] {
         assert!(text.contains(want), "{want}: {text}");
     }
@@ -55,7 +55,7 @@ fn every_part_is_measured_beside_its_floor() {
         }
     }
     // A token takes K experts of each layer, two tokens at most twice as many.
-    let config = std::fs::read(fixture()).unwrap();
+    let config = std::fs::read(fixture("odd")).unwrap();
     let top_k = ModelShape::from_json(&config).unwrap().num_experts_per_tok as f64;
     let distinct = |idx: usize| records[idx][13].parse::<f64>().unwrap();
     assert!(distinct(0) == top_k && distinct(1) >= top_k && distinct(1) <= 2.0 * top_k);
@@ -67,7 +67,7 @@ fn every_part_is_measured_beside_its_floor() {
 
 #[test]
 fn bad_values_are_told_plainly() {
-    let refusal = |more: &[&str]| format!("{:#}", bench(more).unwrap_err());
+    let refusal = |more: &[&str]| format!("{:#}", bench("small", more).unwrap_err());
     assert!(refusal(&["--experts", "1"]).contains("num_experts_per_tok"));
     assert!(refusal(&["--experts", "7"]).contains("a power of two"));
     assert!(refusal(&["--experts", "514"]).contains("at most 512"));
