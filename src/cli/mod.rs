@@ -86,7 +86,7 @@ enum Command {
     /// Print a checkpoint's tensors and bytes; write or verify checksums
     Inspect(inspect::InspectArgs),
     /// Measure a running server, or a device with synthetic weights
-    Bench(bench::BenchArgs),
+    Bench(Box<bench::BenchArgs>),
     /// Show what this machine can run, and why not
     Doctor(doctor::DoctorArgs),
     /// Run the kernels of a device against their references

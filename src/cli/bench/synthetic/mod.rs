@@ -214,7 +214,10 @@ impl Plan {
         );
         let all = [Part::Decode, Part::Context, Part::Prefill, Part::Ops];
         let parts = all.into_iter().filter(|part| args.only.is_empty() || args.only.contains(part)).collect();
-        Ok(Self { parts, n_steps, streams, contexts, prefills, left_out: [longer, others].concat() })
+        let mut left_out = [longer, others].concat();
+        left_out.sort_unstable();
+        left_out.dedup();
+        Ok(Self { parts, n_steps, streams, contexts, prefills, left_out })
     }
 
     fn has(&self, part: Part) -> bool {
