@@ -8,7 +8,7 @@
 # with synthetic weights, 192 experts a layer unless told (112 GiB); --no-bench leaves it out.
 set -euo pipefail
 if [ $# -lt 1 ]; then
-    sed -n '2,9p' "$0"
+    sed -n '2,8p' "$0"
     exit 2
 fi
 exec python3 "$(dirname "$0")/gpu_proof.py" "$@"
