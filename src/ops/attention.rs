@@ -9,6 +9,7 @@ pub mod device;
 use std::cell::RefCell;
 
 use crate::device::cpu::attention::{attention_scores, softmax_with_sink, weighted_rows};
+use crate::device::cpu::math::{exp_parts, exp2_int};
 use crate::device::cpu::{Cpu, Level};
 use crate::tensor::format::{bf16_to_f32, f32_to_bf16};
 
@@ -54,12 +55,13 @@ pub fn attention(level: Level, params: AttentionParams) {
     });
 }
 
-/// Rows that [`attention_rounded`] takes before it looks at the maximum again.
-pub const DEVICE_TILE_ROWS: usize = 64;
+/// Rows of a chunk of [`attention_rounded`].
+pub const CHUNK_ROWS: usize = 64;
 
-/// As [`attention`], with the roundings of GPU kernels: rows in tiles of 64 in list order; each tile's p = exp(score - largest
-/// score so far) is rounded to BF16, for the sum of rows and for the denominator alike, and what came before is scaled by
-/// exp(largest before - largest now). The largest starts at the sink, which joins the denominator at the end.
+/// As [`attention`], with the roundings of GPU kernels: e^score = m 2^n, and m is rounded to BF16, for the sum of rows and for the
+/// denominator alike. Rows are taken in chunks of 64 in list order, relative to the chunk's largest n, and chunks are added in order
+/// relative to the largest n so far, which starts at the sink's: powers of two, so that nothing is rounded but the sums. The sink joins
+/// the denominator at the end.
 pub fn attention_rounded(level: Level, params: AttentionParams) {
     let AttentionParams { q, rows, sink, scale, out } = params;
     let (n_heads, n_rows) = (sink.len(), rows.len());
@@ -68,25 +70,28 @@ pub fn attention_rounded(level: Level, params: AttentionParams) {
     let mut scores = vec![0.0; n_heads * n_rows];
     attention_scores(level, q, rows, scale, &mut scores);
     out.fill(0.0);
+    let mut sums = vec![0.0f32; head_dim];
     for (h, out) in out.chunks_exact_mut(head_dim).enumerate() {
-        let (mut largest, mut total) = (sink[h], 0.0f32);
-        let tiles = scores[h * n_rows..(h + 1) * n_rows].chunks(DEVICE_TILE_ROWS).zip(rows.chunks(DEVICE_TILE_ROWS));
-        for (scores, rows) in tiles {
-            let now = scores.iter().copied().fold(largest, f32::max);
-            let factor = (largest - now).exp();
-            total *= factor;
-            out.iter_mut().for_each(|o| *o *= factor);
-            for (score, row) in scores.iter().zip(rows) {
-                let p = bf16_to_f32(f32_to_bf16((score - now).exp()));
-                total += p;
-                for (o, x) in out.iter_mut().zip(*row) {
-                    *o += p * x;
-                }
+        let (sink_mantissa, sink_exponent) = exp_parts(sink[h]);
+        let (mut top, mut total) = (sink_exponent, 0.0f32);
+        let parts: Vec<(f32, f32)> = scores[h * n_rows..(h + 1) * n_rows].iter().map(|s| exp_parts(*s)).collect();
+        for (parts, rows) in parts.chunks(CHUNK_ROWS).zip(rows.chunks(CHUNK_ROWS)) {
+            let own = parts.iter().map(|part| part.1).fold(f32::MIN, f32::max);
+            let mut chunk_total = 0.0f32;
+            sums.fill(0.0);
+            for ((mantissa, exponent), row) in parts.iter().zip(rows) {
+                let p = bf16_to_f32(f32_to_bf16(*mantissa)) * exp2_int(exponent - own);
+                chunk_total += p;
+                sums.iter_mut().zip(*row).for_each(|(sum, x)| *sum += p * x);
             }
-            largest = now;
+            let now = top.max(own);
+            let (before, chunk) = (exp2_int(top - now), exp2_int(own - now));
+            total = chunk_total * chunk + total * before;
+            out.iter_mut().zip(&sums).for_each(|(out, sum)| *out = sum * chunk + *out * before);
+            top = now;
         }
-        let norm = 1.0 / (total + (sink[h] - largest).exp());
-        out.iter_mut().for_each(|o| *o *= norm);
+        total += sink_mantissa * exp2_int(sink_exponent - top);
+        out.iter_mut().for_each(|o| *o /= total);
     }
 }
 
@@ -205,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rounded_form_is_near_the_reference_over_several_tiles() {
+    fn the_rounded_form_is_near_the_reference_over_several_chunks() {
         let mut rng = Rng(73);
         for (n_heads, n_rows) in [(4, 0), (4, 1), (3, 64), (2, 65), (4, 200)] {
             let storage: Vec<Vec<f32>> = (0..n_rows).map(|_| rng.floats(DIM)).collect();

@@ -43,6 +43,25 @@ pub fn exp_f32(x: f32) -> f32 {
     unsafe { exp::<Portable>(x) }
 }
 
+/// e^x = m 2^n, as (m, n): the mantissa is around 1 and the exponent an integer, the same as those of GPU kernels. Beyond 10,000 x is
+/// taken as 10,000; NaN makes both NaN.
+#[must_use]
+pub fn exp_parts(x: f32) -> (f32, f32) {
+    let x = x.clamp(-1e4, 1e4);
+    let n = x.mul_add(std::f32::consts::LOG2_E, 12_582_912.0) - 12_582_912.0;
+    let r = n.mul_add(-0.693_359_4, x);
+    let r = n.mul_add(2.121_944_4e-4, r);
+    let p = [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_65, 0.5];
+    let p = p.into_iter().fold(1.987_569_1e-4f32, |p, c| p.mul_add(r, c));
+    (p.mul_add(r * r, r) + 1.0, n)
+}
+
+/// 2^n for an integer n up to 0; 0 below -125 and for NaN, as GPU kernels have it.
+#[must_use]
+pub fn exp2_int(n: f32) -> f32 {
+    if n >= -125.0 { f32::from_bits(((n as i32 + 127) as u32) << 23) } else { 0.0 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,5 +82,18 @@ mod tests {
         assert_eq!(exp_f32(89.0), f32::INFINITY);
         assert_eq!(exp_f32(f32::INFINITY), f32::INFINITY);
         assert!(exp_f32(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn the_parts_of_exp_make_it_up() {
+        for step in -8733..=0 {
+            let x = step as f32 * 0.01;
+            let (mantissa, exponent) = exp_parts(x);
+            let scale = exp2_int(exponent);
+            assert!(scale == 0.0 || mantissa * scale == exp_f32(x), "{x}: {mantissa} 2^{exponent}");
+        }
+        assert_eq!(exp_parts(f32::INFINITY), exp_parts(1e4));
+        assert!(exp_parts(f32::NAN).0.is_nan() && exp_parts(f32::NAN).1.is_nan());
+        assert_eq!([0.0, -1.0, -126.0, f32::NAN].map(exp2_int), [1.0, 0.5, 0.0, 0.0]);
     }
 }

@@ -12,7 +12,7 @@ use crate::model::device::step::{LogitTile, ScoreTile, StagedStep};
 use crate::model::device::weights::{
     DeviceAttention, DeviceCompressor, DeviceHyper, DeviceIndexer, DeviceWeights, Dims,
 };
-use crate::model::device::workspace::{ROW_BYTES, Scratch};
+use crate::model::device::workspace::{ROW_BYTES, Scratch, n_chunks};
 use crate::model::shape::ModelShape;
 use crate::ops::attention::device::{self as attention, AttentionArgs};
 use crate::ops::embed::device::{self as embed, EmbedArgs};
@@ -29,6 +29,9 @@ use crate::ops::query::{self, QueryArgs};
 use crate::ops::ring_store::{self, RingStoreArgs};
 use crate::ops::to_bf16::{self, ToBf16Args};
 use crate::ops::top_k::device::{self as top_k, TopKArgs};
+
+/// Blocks of the whole form of attention up to which lists are split: that many leave most of a device idle.
+const SPLIT_BLOCKS: u32 = 64;
 
 /// What every launch of a step reads.
 pub(super) struct Pass<'a> {
@@ -176,7 +179,6 @@ impl Pass<'_> {
             self.staged.score_tiles.iter().try_for_each(|tile| self.choose_tile(pass, *tile))?;
         }
         self.attend(pass, w, indexer.map_or(0, |_| self.at.attention.chosen))?;
-        self.store_rings(pass, w)?;
         self.project_out(w)
     }
 
@@ -308,8 +310,10 @@ impl Pass<'_> {
         top_k::launch(self.device, &args)
     }
 
+    /// Attention; then the rings take the step's rows, now that no query needs the rows they replace.
     fn attend(&self, pass: LayerPass, w: &DeviceAttention, chosen: u64) -> Result<(), DeviceError> {
         let (at, cache, dims) = (&self.at.attention, self.cache, self.dims);
+        let n_chunks = n_chunks(self.shape, pass.ratio as usize, self.staged.max_tokens);
         let ring = cache.ring(pass.layer, RingKind::Window);
         let args = AttentionArgs {
             step: self.staged.step,
@@ -323,6 +327,8 @@ impl Pass<'_> {
             chosen,
             freqs: pass.freqs,
             out: at.heads,
+            parts: at.q,
+            part_totals: at.part_totals,
             n_heads: dims.n_heads,
             head_dim: dims.head_dim,
             window: dims.window,
@@ -330,19 +336,25 @@ impl Pass<'_> {
             ratio: pass.ratio,
             k: dims.index_topk,
             scale: 1.0 / (dims.head_dim as f32).sqrt(),
-            pad: 0,
+            n_chunks: n_chunks as u32,
         };
-        attention::launch(self.device, &args, self.n_rows())
+        let rings = self.rings(pass, w);
+        let is_few = attention::n_blocks(dims.n_heads, self.n_rows()) <= SPLIT_BLOCKS;
+        if is_few && self.staged.n_rows * n_chunks <= at.n_parts {
+            return attention::launch_split(self.device, &args, &rings, self.n_rows());
+        }
+        attention::launch(self.device, &args, self.n_rows())?;
+        ring_store::launch(self.device, &rings, self.n_rows())
     }
 
-    /// The rings take the step's rows, now that no query needs the rows they replace.
-    fn store_rings(&self, pass: LayerPass, w: &DeviceAttention) -> Result<(), DeviceError> {
+    /// Where the step's rows go.
+    fn rings(&self, pass: LayerPass, w: &DeviceAttention) -> RingStoreArgs {
         let (at, cache) = (&self.at.attention, self.cache);
         let [window, raw, raw_index] =
             [RingKind::Window, RingKind::Raw, RingKind::RawIndex].map(|kind| cache.ring(pass.layer, kind));
         let compressor = w.compressor.as_ref();
         let index = w.indexer.as_ref().map(|indexer| &indexer.compressor);
-        let args = RingStoreArgs {
+        RingStoreArgs {
             step: self.staged.step,
             rows: at.rows,
             window_ring: window.base,
@@ -361,8 +373,7 @@ impl Pass<'_> {
             n_raw_cols: compressor.map_or(0, |w| w.wkv.shape.n_rows),
             n_index_cols: index.map_or(0, |w| w.wkv.shape.n_rows),
             ratio: pass.ratio,
-        };
-        ring_store::launch(self.device, &args, self.n_rows())
+        }
     }
 
     /// The two output products: one a group of heads, one over all of them.

@@ -3,6 +3,7 @@
 use crate::device::{Buffer, Device, DeviceError};
 use crate::model::cache::raw_dim;
 use crate::model::shape::{HC_MULT, ModelShape};
+use crate::ops::attention::CHUNK_ROWS;
 use crate::ops::hyper_mix::MIXES;
 use crate::ops::hyper_mix::device::partials_bytes;
 
@@ -52,7 +53,7 @@ pub(super) struct Scratch {
 pub(super) struct AttentionAt {
     pub qr: u64,             // [T, QR] f32
     pub qr_normed: u64,      // [T, QR] bf16
-    pub q: u64,              // [T, H, DH] f32
+    pub q: u64,              // [T, H, DH] f32; once the queries are finished [n_parts, H, DH], attention's parts
     pub q_finished: u64,     // [T, H, DH] bf16
     pub kv: u64,             // [T, DH] f32
     pub rows: u64,           // [T, 584] u8
@@ -65,9 +66,12 @@ pub(super) struct AttentionAt {
     pub iq_finished: u64,    // [T, IH, ID] bf16
     pub scores: u64,         // [SCORE_TILE, max_groups] f32
     pub chosen: u64,         // [T, index_topk] u32
+    pub part_totals: u64,    // [n_parts, H, 2] f32
     pub heads: u64,          // [T, H, DH] bf16
     pub groups: u64,         // [T, G*OR] f32
     pub groups_rounded: u64, // [T, G*OR] bf16
+    /// Chunks of rows' lists that there is room for.
+    pub n_parts: usize,
 }
 
 /// The experts' part.
@@ -185,10 +189,13 @@ impl AttentionAt {
         let (raw, raw_index) = (raw_dim(OVERLAPPING, shape.head_dim), raw_dim(OVERLAPPING, shape.index_head_dim));
         let n_index_cols = shape.index_n_heads * shape.index_head_dim;
         let n_groups_cols = shape.o_groups * shape.o_lora_rank;
+        // At least one row's, whatever its layer.
+        let lists = shape.compress_ratios.iter().map(|ratio| n_chunks(shape, *ratio, spec.max_tokens));
+        let n_parts = lists.max().unwrap_or(0).max(n);
         Self {
             qr: next.take(n * shape.q_lora_rank, 4),
             qr_normed: next.take(n * shape.q_lora_rank, 2),
-            q: next.take(n * n_heads_cols, 4),
+            q: next.take(n_parts * n_heads_cols, 4),
             q_finished: next.take(n * n_heads_cols, 2),
             kv: next.take(n * shape.head_dim, 4),
             rows: next.take(n * ROW_BYTES, 1),
@@ -201,11 +208,20 @@ impl AttentionAt {
             iq_finished: next.take(n * n_index_cols, 2),
             scores: next.take(SCORE_TILE * spec.max_groups(), 4),
             chosen: next.take(n * shape.index_topk, 4),
+            part_totals: next.take(n_parts * shape.num_attention_heads * 2, 4),
             heads: next.take(n * n_heads_cols, 2),
             groups: next.take(n * n_groups_cols, 4),
             groups_rounded: next.take(n * n_groups_cols, 2),
+            n_parts,
         }
     }
+}
+
+/// Chunks of the longest list that a row of a layer attends to, where it sees up to `n_tokens` tokens.
+pub(super) fn n_chunks(shape: &ModelShape, ratio: usize, n_tokens: usize) -> usize {
+    let n_groups = n_tokens.checked_div(ratio).unwrap_or(0);
+    let n_chosen = if ratio == OVERLAPPING { n_groups.min(shape.index_topk) } else { n_groups };
+    (n_tokens.min(shape.sliding_window) + n_chosen).div_ceil(CHUNK_ROWS)
 }
 
 /// Bytes of a stored KV row.
