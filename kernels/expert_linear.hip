@@ -60,6 +60,7 @@ DEVICE ExpertBlock block_of(const ExpertLinearArgs& args, bool is_many) {
     p.scales = args.scales + expert * args.scale_stride_bytes + tile_bytes * 64;
     p.y = (matrix == 0 ? args.y : args.y2) + (u64)first * args.n_rows;
     p.y_stride = args.n_rows;
+    p.is_rounded = false;
     p.n_rows = args.n_rows;
     p.n_cols = args.n_cols;
     p.n_tokens = min_(args.expert_first[expert + 1] - first, args.rows_per_item);

@@ -3,6 +3,8 @@
 //! Bound: decode reads every code once (N K bytes of FP8, N K / 2 of MXFP4, 2 N K of BF16) and beside it, from caches, 2 K bytes a
 //! token and row tile; prefill does 2 N K T flops. Layout, order of sums and scales: common/weight_tile.h.
 //!
+//! A result is rounded to bf16 on request, after the last addition.
+//!
 //! Forms: `linear_8` .. `linear_64` give a block's eight waves n_splits ranges of K and that many tokens; `linear_many` gives a wave all of K
 //! for 32 rows and 32 of 64 tokens, staged in shared memory. All five give the same bits. Not measured here yet: a prototype of the
 //! decode form reached 3.1 to 3.8 TB/s on an H200 with codes requested a batch ahead, and 18.6 us instead of 13.1 without.
@@ -15,12 +17,13 @@ struct LinearProblem {
     const u8* codes;   // repacked, [N, K]
     const u8* scales;  // repacked; none for BF16
     const u16* x;      // [T, x_stride] bf16, 16-byte aligned rows
-    float* y;          // [T, y_stride] f32
+    void* y;           // [T, y_stride] f32, or bf16
     u32 n_rows, n_cols, x_stride, y_stride;
     u32 group_rows;         // rows of one group; group g reads x from column g * n_cols
     u32 format;             // FORMAT_*
     u32 first_tile;         // the first block_x of this problem
-    u32 rows_count_source;  // 0: counts.n_rows, 1: counts.n_logit_rows
+    u16 rows_count_source;  // 0: counts.n_rows, 1: counts.n_logit_rows
+    u16 is_rounded;         // 1: y is bf16
 };
 static_assert(sizeof(LinearProblem) == 64, "LinearProblem mirrors src/ops/linear/device.rs");
 
@@ -60,13 +63,14 @@ DEVICE Product product_of(const LinearProblem& p, u32 first_token, u32 n_tokens,
     Product product;
     product.codes = p.codes;
     product.scales = p.scales;
-    product.y = p.y + (u64)first_token * p.y_stride;
+    product.y = (u8*)p.y + (u64)first_token * p.y_stride * (p.is_rounded ? 2 : 4);
     product.y_stride = p.y_stride;
     product.n_rows = p.n_rows;
     product.n_cols = p.n_cols;
     product.n_tokens = n_tokens;
     product.splits = splits;
     product.first_row_tile = 0;
+    product.is_rounded = p.is_rounded;
     return product;
 }
 

@@ -9,11 +9,22 @@
 struct Product {
     const u8* codes;
     const u8* scales;
-    float* y;  // [n_tokens, y_stride] f32
+    void* y;  // [n_tokens, y_stride] f32, or bf16
     u64 y_stride;
     u32 n_rows, n_cols, n_tokens, splits;
     u32 first_row_tile;
+    bool is_rounded;  // y is bf16
 };
+
+/// Writes one result.
+DEVICE void write_result(const Product& p, u32 token, u32 row, float sum) {
+    u64 at = token * p.y_stride + row;
+    if (p.is_rounded) {
+        ((u16*)p.y)[at] = f32_to_bf16(sum);
+    } else {
+        ((float*)p.y)[at] = sum;
+    }
+}
 
 // Few tokens ---------------------------------------------------------------------------------------
 
@@ -107,7 +118,7 @@ template <u32 FORMAT, u32 N_TILES, class Rows> DEVICE void multiply_few(const Pr
         for (u32 s = 0; s < p.splits; s++) {
             sum = sum + partial[((local * p.splits + s) * TOKENS + token) * PARTIAL_STRIDE + row_in_tile];
         }
-        p.y[token * p.y_stride + row] = sum;
+        write_result(p, token, row, sum);
     }
 }
 
@@ -210,7 +221,7 @@ template <u32 FORMAT, class Rows> DEVICE void multiply_many(const Product& p, co
             for (u32 j = 0; j < 4; j++) {
                 u32 token = first_token + i * TILE_N + c_col(lane(), j);
                 u32 row = (first_tile + r) * TILE_M + c_row(lane(), j);
-                if (row < p.n_rows && token < p.n_tokens) p.y[token * p.y_stride + row] = total[r][i].v[j];
+                if (row < p.n_rows && token < p.n_tokens) write_result(p, token, row, total[r][i].v[j]);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The experts of a layer on a device: router, routed experts over the rows that chose them, shared expert, sum.
 
 use crate::device::DeviceError;
-use crate::model::device::forward::Pass;
+use crate::model::device::forward::{Ended, Pass};
 use crate::model::device::weights::{DeviceExperts, DeviceMoe};
 use crate::ops::combine::{self, CombineArgs};
 use crate::ops::expert_linear::{self, ExpertLinearArgs};
@@ -19,11 +19,14 @@ struct ExpertProduct {
     y2: u64, // [T*K, N] f32, of the second matrix; 0: there is one
 }
 
+/// Rows up to which the next sublayer's start adds up the experts: its blocks do it four times over, and one row after the other.
+const MAX_ROWS_ADDED_LATER: u32 = 16;
+
 /// Computes the layer's experts for every row.
 ///
 /// # Errors
 /// When the device is lost.
-pub(super) fn run(pass: &Pass<'_>, w: &DeviceMoe) -> Result<(), DeviceError> {
+pub(super) fn run(pass: &Pass<'_>, w: &DeviceMoe) -> Result<Ended, DeviceError> {
     let (at, y) = (&pass.at.moe, pass.at.y);
     let shared = &w.shared;
     pass.products(&[
@@ -45,7 +48,11 @@ pub(super) fn run(pass: &Pass<'_>, w: &DeviceMoe) -> Result<(), DeviceError> {
     }
     routed(pass, w)?;
     pass.products(&[shared.w2.product(at.shared_hidden, at.shared)])?;
-    combine(pass)
+    if pass.n_rows() <= MAX_ROWS_ADDED_LATER {
+        return Ok(Ended::Experts);
+    }
+    combine(pass)?;
+    Ok(Ended::Output)
 }
 
 /// The router's choice for every token.
@@ -153,7 +160,10 @@ fn activation(
 }
 
 /// Each token's outputs: its experts in the order of its choice, then the shared one.
-fn combine(pass: &Pass<'_>) -> Result<(), DeviceError> {
+///
+/// # Errors
+/// When the device is lost.
+pub(super) fn combine(pass: &Pass<'_>) -> Result<(), DeviceError> {
     let at = &pass.at.moe;
     let args = CombineArgs {
         step: pass.staged.step,

@@ -1,4 +1,4 @@
-//! The forward pass on a device: one ragged batch through all layers, one launch an operation.
+//! The forward pass on a device: one ragged batch through all layers, in as few launches as wait for each other.
 //!
 //! The steps are those of the CPU's forward pass; what is rounded where is in docs/numerics.md. Every address that a launch
 //! takes is fixed for the life of the executor or part of the staged step.
@@ -27,7 +27,6 @@ use crate::ops::latent::{self, LatentArgs};
 use crate::ops::linear::device::{self as linear, DeviceProduct, RowsCount};
 use crate::ops::query::{self, QueryArgs};
 use crate::ops::ring_store::{self, RingStoreArgs};
-use crate::ops::to_bf16::{self, ToBf16Args};
 use crate::ops::top_k::device::{self as top_k, TopKArgs};
 
 /// Blocks of the whole form of attention up to which lists are split: that many leave most of a device idle.
@@ -44,6 +43,17 @@ pub(super) struct Pass<'a> {
     /// Every slot's last token.
     pub slot_tokens: u64, // [n_slots] u32
     pub staged: &'a StagedStep,
+}
+
+/// How a sublayer has ended: what the next one's start has still to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// The residual is whole.
+    Whole,
+    /// The output is there.
+    Output,
+    /// The experts' results are there.
+    Experts,
 }
 
 /// One layer's place in the pass.
@@ -69,16 +79,15 @@ impl Pass<'_> {
     /// When the device is lost; those of `after`.
     pub fn trunk_watched(&self, after: &mut dyn FnMut(LayerIdx) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
         self.embed()?;
+        let mut before = Ended::Whole;
         for (layer, w) in (0..).map(LayerIdx).zip(&self.weights.layers) {
-            self.enter(&w.hc_attn, w.attn_norm)?;
+            self.enter(before, &w.hc_attn, w.attn_norm)?;
             self.attention(layer, &w.attn)?;
-            self.leave()?;
-            self.enter(&w.hc_ffn, w.ffn_norm)?;
-            experts::run(self, &w.ffn)?;
-            self.leave()?;
+            self.enter(Ended::Output, &w.hc_ffn, w.ffn_norm)?;
+            before = experts::run(self, &w.ffn)?;
             after(layer)?;
         }
-        Ok(())
+        self.leave(before)
     }
 
     /// Logits of some wanted rows, `[n_rows, V]` at `at.head.logits`.
@@ -133,8 +142,9 @@ impl Pass<'_> {
         embed::launch(self.device, &args, self.n_rows())
     }
 
-    /// The sublayer's input from the copies of the residual.
-    fn enter(&self, w: &DeviceHyper, norm: u64) -> Result<(), DeviceError> {
+    /// The sublayer's input from the copies of the residual, which take what the sublayer before has left first.
+    fn enter(&self, before: Ended, w: &DeviceHyper, norm: u64) -> Result<(), DeviceError> {
+        let moe = &self.at.moe;
         let args = HyperMixArgs {
             step: self.staged.step,
             residual: self.at.residual,
@@ -142,19 +152,28 @@ impl Pass<'_> {
             base: w.base,
             scale: w.scale,
             norm,
-            weights_out: self.at.mixes,
+            weights: self.at.mixes,
             y: self.at.y,
             partials: self.at.partials,
+            output: if before == Ended::Whole { 0 } else { self.at.output },
+            routed: if before == Ended::Experts { moe.routed } else { 0 },
+            row_of: moe.row_of,
+            shared: moe.shared,
             n_cols: self.dims.d,
             n_iters: self.shape.hc_sinkhorn_iters as u32,
+            top_k: self.dims.top_k,
             norm_eps: self.shape.rms_norm_eps,
             hc_eps: self.shape.hc_eps,
+            ..HyperMixArgs::default()
         };
         hyper_mix::launch(self.device, &args, self.n_rows())
     }
 
-    /// The new residual from the sublayer's output.
-    fn leave(&self) -> Result<(), DeviceError> {
+    /// The last residual.
+    fn leave(&self, before: Ended) -> Result<(), DeviceError> {
+        if before == Ended::Experts {
+            experts::combine(self)?;
+        }
         let args = HyperPostArgs {
             step: self.staged.step,
             output: self.at.output,
@@ -379,15 +398,8 @@ impl Pass<'_> {
     /// The two output products: one a group of heads, one over all of them.
     fn project_out(&self, w: &DeviceAttention) -> Result<(), DeviceError> {
         let at = &self.at.attention;
-        self.products(&[w.wo_a.grouped(self.dims.n_groups, at.heads, at.groups)])?;
-        let args = ToBf16Args {
-            step: self.staged.step,
-            x: at.groups,
-            out: at.groups_rounded,
-            n_cols: w.wo_a.shape.n_rows,
-            pad: 0,
-        };
-        to_bf16::launch(self.device, &args, self.n_rows())?;
-        self.products(&[w.wo_b.product(at.groups_rounded, self.at.output)])
+        let groups = w.wo_a.grouped(self.dims.n_groups, at.heads, at.groups);
+        self.products(&[DeviceProduct { is_rounded: true, ..groups }])?;
+        self.products(&[w.wo_b.product(at.groups, self.at.output)])
     }
 }

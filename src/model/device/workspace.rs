@@ -51,25 +51,24 @@ pub(super) struct Scratch {
 /// Attention's part.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AttentionAt {
-    pub qr: u64,             // [T, QR] f32
-    pub qr_normed: u64,      // [T, QR] bf16
-    pub q: u64,              // [T, H, DH] f32; once the queries are finished [n_parts, H, DH], attention's parts
-    pub q_finished: u64,     // [T, H, DH] bf16
-    pub kv: u64,             // [T, DH] f32
-    pub rows: u64,           // [T, 584] u8
-    pub a: u64,              // [T, CW] f32
-    pub s: u64,              // [T, CW] f32
-    pub ia: u64,             // [T, IW] f32
-    pub is: u64,             // [T, IW] f32
-    pub iw: u64,             // [T, IH] f32
-    pub iq: u64,             // [T, IH, ID] f32
-    pub iq_finished: u64,    // [T, IH, ID] bf16
-    pub scores: u64,         // [SCORE_TILE, max_groups] f32
-    pub chosen: u64,         // [T, index_topk] u32
-    pub part_totals: u64,    // [n_parts, H, 2] f32
-    pub heads: u64,          // [T, H, DH] bf16
-    pub groups: u64,         // [T, G*OR] f32
-    pub groups_rounded: u64, // [T, G*OR] bf16
+    pub qr: u64,          // [T, QR] f32
+    pub qr_normed: u64,   // [T, QR] bf16
+    pub q: u64,           // [T, H, DH] f32; once the queries are finished [n_parts, H, DH], attention's parts
+    pub q_finished: u64,  // [T, H, DH] bf16
+    pub kv: u64,          // [T, DH] f32
+    pub rows: u64,        // [T, 584] u8
+    pub a: u64,           // [T, CW] f32
+    pub s: u64,           // [T, CW] f32
+    pub ia: u64,          // [T, IW] f32
+    pub is: u64,          // [T, IW] f32
+    pub iw: u64,          // [T, IH] f32
+    pub iq: u64,          // [T, IH, ID] f32
+    pub iq_finished: u64, // [T, IH, ID] bf16
+    pub scores: u64,      // [SCORE_TILE, max_groups] f32
+    pub chosen: u64,      // [T, index_topk] u32
+    pub part_totals: u64, // [n_parts, H, 2] f32
+    pub heads: u64,       // [T, H, DH] bf16
+    pub groups: u64,      // [T, G*OR] bf16
     /// Chunks of rows' lists that there is room for.
     pub n_parts: usize,
 }
@@ -210,8 +209,7 @@ impl AttentionAt {
             chosen: next.take(n * shape.index_topk, 4),
             part_totals: next.take(n_parts * shape.num_attention_heads * 2, 4),
             heads: next.take(n * n_heads_cols, 2),
-            groups: next.take(n * n_groups_cols, 4),
-            groups_rounded: next.take(n * n_groups_cols, 2),
+            groups: next.take(n * n_groups_cols, 2),
             n_parts,
         }
     }

@@ -20,7 +20,7 @@ pub const MAX_PROBLEMS: usize = 8;
 
 /// Where a product's number of rows is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
+#[repr(u16)]
 pub enum RowsCount {
     /// The step's rows.
     Rows = 0,
@@ -40,7 +40,7 @@ pub struct DeviceProduct {
     /// Inputs.
     pub x: u64, // [T, x_stride] bf16, 16-byte aligned rows
     /// Outputs.
-    pub y: u64, // [T, y_stride] f32, the first N of each row are written
+    pub y: u64, // [T, y_stride] f32, or bf16; the first N of each row are written
     /// Elements from one row of x to the next, a multiple of 8.
     pub x_stride: u32,
     /// Elements from one row of y to the next.
@@ -50,6 +50,8 @@ pub struct DeviceProduct {
     pub n_groups: u32,
     /// Rows of x and y.
     pub rows_count: RowsCount,
+    /// Whether outputs are rounded to bf16, as the next product's input.
+    pub is_rounded: bool,
 }
 
 /// Which entry point runs: how many rows of x a block takes. All give the same bits.
@@ -76,7 +78,8 @@ struct LinearProblem {
     group_rows: u32,
     format: u32,
     first_tile: u32,
-    rows_count_source: u32,
+    rows_count_source: u16,
+    is_rounded: u16,
 }
 
 /// Arguments of the kernel, field for field.
@@ -219,6 +222,7 @@ fn problem(p: &DeviceProduct, first_tile: u32) -> LinearProblem {
         group_rows,
         format: format as u32,
         first_tile,
-        rows_count_source: p.rows_count as u32,
+        rows_count_source: p.rows_count as u16,
+        is_rounded: u16::from(p.is_rounded),
     }
 }
