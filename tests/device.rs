@@ -307,6 +307,33 @@ fn a_sampled_token_feeds_the_next_step_and_a_bad_id_fails_alone() {
     assert_same_bits(&from_slot, &all[6 * lab.vocab_size..], "the row after a sampled token");
 }
 
+/// Each launch costs a decode step microseconds: what a layer makes, with and without a choice of groups to attend to.
+#[test]
+fn a_decode_step_makes_few_launches() {
+    const LAYER: u64 = 16;
+    const CHOICE: u64 = 2;
+    // The embedding; the last layer's experts and residual; the head's input and the head.
+    const REST: u64 = 1 + 2 + 2;
+    let golden = Golden::load("odd");
+    let mut lab = DeviceLab::new(&golden.model, SimWave::W32);
+    let (n_layers, top_k) = (golden.model.shape.num_hidden_layers as u64, golden.model.shape.index_topk);
+    let n_choosing =
+        golden.model.shape.compress_ratios[..n_layers as usize].iter().filter(|ratio| **ratio == 4).count();
+    let mut sequence = lab.start(0);
+    // The next token's group is the first that is one too many.
+    let tokens = &golden.tokens[..4 * (top_k + 1)];
+    let (prompt, last) = tokens.split_at(tokens.len() - 1);
+    lab.feed(&mut sequence, &prompt[..20], RowKind::Prefill);
+    let launches = |sequence: &mut Sequence, lab: &mut DeviceLab, tokens: &[TokenId]| {
+        let feed = Feed { sequence, tokens, kind: RowKind::Decode, logit_rows: 0..1 };
+        lab.runner.profile(DeviceLab::plan(&mut [feed])).unwrap().len() as u64
+    };
+    assert_eq!(launches(&mut sequence, &mut lab, &prompt[20..21]), REST + LAYER * n_layers);
+    lab.feed(&mut sequence, &prompt[21..], RowKind::Prefill);
+    let all = REST + LAYER * n_layers + CHOICE * n_choosing as u64;
+    assert_eq!(launches(&mut sequence, &mut lab, last), all);
+}
+
 /// A plan that reaches outside the tables stops the device, and it stays stopped.
 #[test]
 fn a_plan_outside_the_tables_stops_the_device() {

@@ -85,8 +85,6 @@ pub(super) struct MoeAt {
     pub expert_first: u64,  // [E+1] u32
     pub items: u64,         // [max_items, 2] u32
     pub n_items: u64,       // [1] u32
-    pub gate: u64,          // [T*K, F] f32
-    pub up: u64,            // [T*K, F] f32
     pub hidden: u64,        // [T*K, F] bf16
     pub routed: u64,        // [T*K, D] f32
     pub shared_gate: u64,   // [T, F] f32
@@ -240,8 +238,6 @@ impl MoeAt {
             expert_first: next.take(n_experts + 1, 4),
             items: next.take(2 * n_routed, 4),
             n_items: next.take(1, 4),
-            gate: next.take(n_routed * f, 4),
-            up: next.take(n_routed * f, 4),
             hidden: next.take(n_routed * f, 2),
             routed: next.take(n_routed * d, 4),
             shared_gate: next.take(n * f, 4),

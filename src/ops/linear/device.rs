@@ -66,7 +66,7 @@ pub enum ProductForm {
 /// One problem as the kernel reads it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-struct LinearProblem {
+pub(in crate::ops) struct LinearProblem {
     codes: u64,
     scales: u64,
     x: u64,
@@ -181,7 +181,7 @@ pub fn cases() -> Vec<OpCase> {
 }
 
 /// Blocks over a product's weight rows.
-fn n_blocks(product: &DeviceProduct, form: ProductForm) -> u32 {
+pub(in crate::ops) fn n_blocks(product: &DeviceProduct, form: ProductForm) -> u32 {
     let weight = product.weight;
     let tiles_per_block = form.row_tiles_per_block(weight.n_splits(1));
     match form {
@@ -193,7 +193,8 @@ fn n_blocks(product: &DeviceProduct, form: ProductForm) -> u32 {
     }
 }
 
-fn problem(p: &DeviceProduct, first_tile: u32) -> LinearProblem {
+/// One problem of a launch, whose first block is `first_tile`.
+pub(in crate::ops) fn problem(p: &DeviceProduct, first_tile: u32) -> LinearProblem {
     let WeightShape { n_rows, n_cols, format } = p.weight;
     p.weight.check("linear");
     assert!(p.n_groups > 0 && n_rows.is_multiple_of(p.n_groups), "linear: N: {n_rows} rows in {} groups", p.n_groups);
