@@ -27,4 +27,5 @@ pub mod round_fp8;
 pub mod route;
 pub mod step;
 pub mod swiglu;
+pub mod to_bf16;
 pub mod top_k;
