@@ -1,9 +1,8 @@
 //! The way out of a sublayer: each new copy is post[j] times the output plus the old copies weighed by column j of comb.
 //!
+//! The last sublayer of a step ends with it; between two, `hyper_dots` and `hyper_mix` do the same on their way.
 //! Bound: bytes, 4 D (2 HC + 1) a row (at D = 4096 and 2,048 rows 302 MB: 63 us at 4.8 TB/s); 2 HC (HC + 1) D flops a row.
-#include "common/row.h"
-
-constexpr u32 HC = 4, MIXES = 2 * HC + HC * HC;
+#include "common/hyper.h"
 
 struct HyperPostArgs {
     Step step;
@@ -26,15 +25,8 @@ KERNEL(hyper_post, HyperPostArgs, 256) {
     for (u32 c = 0; c < HC; c++) load4(h + c * d, old[c]);
 #pragma unroll
     for (u32 j = 0; j < HC; j++) {
-        U4 out;
-        u32* words = &out.x;
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            float v = weights[HC + j] * o[i];
-#pragma unroll
-            for (u32 c = 0; c < HC; c++) v = fma(weights[2 * HC + HC * c + j], old[c][i], v);
-            words[i] = bits(v);
-        }
-        store16(h + j * d, out);
+        float v[4];
+        renew_copy(weights, j, o, old, v);
+        store4(h + j * d, v);
     }
 }

@@ -3,26 +3,15 @@
 //! Bound: decode reads every code once (N K bytes of FP8, N K / 2 of MXFP4, 2 N K of BF16) and beside it, from caches, 2 K bytes a
 //! token and row tile; prefill does 2 N K T flops. Layout, order of sums and scales: common/weight_tile.h.
 //!
+//! A result is rounded to bf16 on request, after the last addition.
+//!
 //! Forms: `linear_8` .. `linear_64` give a block's eight waves n_splits ranges of K and that many tokens; `linear_many` gives a wave all of K
 //! for 32 rows and 32 of 64 tokens, staged in shared memory. All five give the same bits. Not measured here yet: a prototype of the
 //! decode form reached 3.1 to 3.8 TB/s on an H200 with codes requested a batch ahead, and 18.6 us instead of 13.1 without.
-#include "common/product.h"
+#include "common/linear.h"
 #include "common/step.h"
 
 namespace linear_op {
-
-struct LinearProblem {
-    const u8* codes;   // repacked, [N, K]
-    const u8* scales;  // repacked; none for BF16
-    const u16* x;      // [T, x_stride] bf16, 16-byte aligned rows
-    float* y;          // [T, y_stride] f32
-    u32 n_rows, n_cols, x_stride, y_stride;
-    u32 group_rows;         // rows of one group; group g reads x from column g * n_cols
-    u32 format;             // FORMAT_*
-    u32 first_tile;         // the first block_x of this problem
-    u32 rows_count_source;  // 0: counts.n_rows, 1: counts.n_logit_rows
-};
-static_assert(sizeof(LinearProblem) == 64, "LinearProblem mirrors src/ops/linear/device.rs");
 
 constexpr u32 MAX_PROBLEMS = 8;
 
@@ -32,17 +21,6 @@ struct LinearArgs {
     u32 n_problems, n_tiles_total;
 };
 static_assert(sizeof(LinearArgs) == 552, "LinearArgs mirrors src/ops/linear/device.rs");
-
-/// The rows of x that a block's tokens are.
-struct LinearRows {
-    const u16* x;
-    u64 stride;
-    u32 n_cols, group_row_tiles;
-};
-
-DEVICE const u16* row_at(const LinearRows& r, u32 token, u32 row_tile) {
-    return r.x + token * r.stride + row_tile / r.group_row_tiles * r.n_cols;
-}
 
 /// The problem of this block.
 DEVICE const LinearProblem& problem_of(const LinearArgs& args) {
@@ -55,37 +33,13 @@ DEVICE u32 n_tokens_of(const LinearArgs& args, const LinearProblem& p) {
     return p.rows_count_source == 0 ? args.step.counts->n_rows : args.step.counts->n_logit_rows;
 }
 
-/// The part of a problem that `n_tokens` tokens from block_y() * tokens on are; its row tiles are the caller's to set.
-DEVICE Product product_of(const LinearProblem& p, u32 first_token, u32 n_tokens, u32 splits) {
-    Product product;
-    product.codes = p.codes;
-    product.scales = p.scales;
-    product.y = p.y + (u64)first_token * p.y_stride;
-    product.y_stride = p.y_stride;
-    product.n_rows = p.n_rows;
-    product.n_cols = p.n_cols;
-    product.n_tokens = n_tokens;
-    product.splits = splits;
-    product.first_row_tile = 0;
-    return product;
-}
-
-DEVICE LinearRows rows_of(const LinearProblem& p, u32 first_token) {
-    return {p.x + (u64)first_token * p.x_stride, p.x_stride, p.n_cols, ceil_div(p.group_rows, TILE_M)};
-}
-
 template <u32 N_TILES> DEVICE void linear_few(const LinearArgs& args, float* partial) {
-    constexpr u32 TOKENS = N_TILES * TILE_N;
     const LinearProblem& p = problem_of(args);
-    u32 n_tokens = n_tokens_of(args, p), first_token = block_y() * TOKENS;
+    u32 n_tokens = n_tokens_of(args, p), first_token = block_y() * N_TILES * TILE_N, block = block_x() - p.first_tile;
     if (first_token >= n_tokens) return;
-    u32 splits = n_splits(ceil_div(p.n_rows, TILE_M), ceil_div(p.n_cols, STEP_COLS), 1);
-    Product product = product_of(p, first_token, min_(n_tokens - first_token, TOKENS), splits);
-    product.first_row_tile = (block_x() - p.first_tile) * (PRODUCT_WAVES / splits);
-    LinearRows rows = rows_of(p, first_token);
-    if (p.format == FORMAT_FP8) multiply_few<FORMAT_FP8, N_TILES>(product, rows, partial);
-    if (p.format == FORMAT_MXFP4) multiply_few<FORMAT_MXFP4, N_TILES>(product, rows, partial);
-    if (p.format == FORMAT_BF16) multiply_few<FORMAT_BF16, N_TILES>(product, rows, partial);
+    if (p.format == FORMAT_FP8) linear_block<FORMAT_FP8, N_TILES>(p, block, first_token, n_tokens, partial);
+    if (p.format == FORMAT_MXFP4) linear_block<FORMAT_MXFP4, N_TILES>(p, block, first_token, n_tokens, partial);
+    if (p.format == FORMAT_BF16) linear_block<FORMAT_BF16, N_TILES>(p, block, first_token, n_tokens, partial);
 }
 
 /// Entry for a number of tokens a block, at least one tile of the target's.
@@ -113,9 +67,9 @@ KERNEL(linear_many, LinearArgs, PRODUCT_WAVES * WAVE) {
     product.first_row_tile = group * group_row_tiles + block % blocks * MANY_ROW_TILES;
     product.n_rows = min_(p.n_rows, (group + 1) * group_row_tiles * TILE_M);
     LinearRows rows = rows_of(p, first_token);
-    if (p.format == FORMAT_FP8) multiply_many<FORMAT_FP8>(product, rows, stage);
-    if (p.format == FORMAT_MXFP4) multiply_many<FORMAT_MXFP4>(product, rows, stage);
-    if (p.format == FORMAT_BF16) multiply_many<FORMAT_BF16>(product, rows, stage);
+    if (p.format == FORMAT_FP8) multiply_many<FORMAT_FP8, false>(product, {}, rows, stage);
+    if (p.format == FORMAT_MXFP4) multiply_many<FORMAT_MXFP4, false>(product, {}, rows, stage);
+    if (p.format == FORMAT_BF16) multiply_many<FORMAT_BF16, false>(product, {}, rows, stage);
 }
 
 }  // namespace linear_op

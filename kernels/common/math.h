@@ -2,17 +2,14 @@
 #pragma once
 #include "device.h"
 
-/// e^x: within 2 ulp where the result is a normal float, 0 below, infinity above; NaN stays NaN. The bits of the CPU path's exp.
-DEVICE float exp_(float x) {
-    const float low = -87.33654f, high = 88.72283f;
-    // A NaN fails both comparisons and passes through.
-    float clamped = x < low ? low : x > high ? high : x;
+/// m of e^x = m 2^n for an integer n and m around 1, x being no larger than some ten thousand; `shifted` is 1.5 * 2^23 + n. NaN stays NaN.
+DEVICE float exp_mantissa(float x, float* shifted) {
     // Adding 1.5 * 2^23 rounds to an integer, ties to even.
     const float magic = 12582912.0f;
-    float shifted = fma(clamped, 1.44269504f, magic);
-    float n = shifted - magic;
+    *shifted = fma(x, 1.44269504f, magic);
+    float n = *shifted - magic;
     // ln 2 in two parts; the first has few bits, so that n times it is exact.
-    float r = fma(n, -0.6933594f, clamped);
+    float r = fma(n, -0.6933594f, x);
     r = fma(n, 2.1219444e-4f, r);
     float p = 1.9875691e-4f;
     p = fma(p, r, 1.3981999e-3f);
@@ -20,7 +17,15 @@ DEVICE float exp_(float x) {
     p = fma(p, r, 4.1665796e-2f);
     p = fma(p, r, 0.16666665f);
     p = fma(p, r, 0.5f);
-    p = fma(p, r * r, r) + 1.0f;
+    return fma(p, r * r, r) + 1.0f;
+}
+
+/// e^x: within 2 ulp where the result is a normal float, 0 below, infinity above; NaN stays NaN. The bits of the CPU path's exp.
+DEVICE float exp_(float x) {
+    const float low = -87.33654f, high = 88.72283f, magic = 12582912.0f;
+    // A NaN fails both comparisons and passes through.
+    float clamped = x < low ? low : x > high ? high : x, shifted;
+    float p = exp_mantissa(clamped, &shifted), n = shifted - magic;
     // 2^n in two factors: n may be 128. Differences of bits are the integers, without a conversion of NaN.
     i32 whole = (i32)(bits(shifted) - bits(magic));
     i32 half = (i32)(bits(fma(n, 0.5f, magic)) - bits(magic));
@@ -60,6 +65,17 @@ DEVICE float log1p_(float x) {
     if (u == 1.0f || bits(u) >= 0x7F800000) return bits(u) >= 0x7F800000 ? log_(u) : x;
     return log_(u) * (x / (u - 1.0f));
 }
+
+/// e^x = mantissa * 2^exponent: the mantissa is around 1, the exponent an integer. Beyond 10,000 x is taken as 10,000; NaN makes both NaN.
+struct ExpParts {
+    float mantissa, exponent;
+};
+DEVICE ExpParts exp_parts(float x) {
+    float shifted, mantissa = exp_mantissa(x < -1e4f ? -1e4f : x > 1e4f ? 1e4f : x, &shifted);
+    return {mantissa, shifted - 12582912.0f};
+}
+/// 2^n for an integer n up to 0; 0 below -125, where a mantissa times it would not be normal, and for NaN.
+DEVICE float exp2_int(float n) { return n >= -125.0f ? from_bits((u32)((i32)n + 127) << 23) : 0.0f; }
 
 /// 1 / (1 + e^-x).
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp_(-x)); }

@@ -3,17 +3,42 @@
 //! Both forms give the same bits: see weight_tile.h for the order of sums. A token row that does not exist is read as zeros and not
 //! written; the columns of a matrix instruction are independent, so what a row holds reaches no other row's result.
 #pragma once
+#include "swiglu.h"
 #include "weight_tile.h"
 
 /// What a block of threads works on. Token i of the block reads `row_at(rows, i, row tile)` and writes y + i * y_stride.
 struct Product {
     const u8* codes;
     const u8* scales;
-    float* y;  // [n_tokens, y_stride] f32
+    void* y;  // [n_tokens, y_stride] f32, or bf16
     u64 y_stride;
     u32 n_rows, n_cols, n_tokens, splits;
     u32 first_row_tile;
+    bool is_rounded;  // y is bf16
 };
+
+/// A second matrix of a product's shape and input, and what becomes of both results: p.y takes swiglu(result, second result), bf16.
+struct Pair {
+    const u8* codes;
+    const u8* scales;
+    const float* weights;  // [n_tokens] f32
+    float limit;
+};
+
+/// Writes one result of a pair.
+DEVICE void write_activation(const Product& p, const Pair& pair, u32 token, u32 row, float gate, float up) {
+    ((u16*)p.y)[token * p.y_stride + row] = f32_to_bf16(swiglu_of(gate, up, pair.limit, pair.weights[token]));
+}
+
+/// Writes one result.
+DEVICE void write_result(const Product& p, u32 token, u32 row, float sum) {
+    u64 at = token * p.y_stride + row;
+    if (p.is_rounded) {
+        ((u16*)p.y)[at] = f32_to_bf16(sum);
+    } else {
+        ((float*)p.y)[at] = sum;
+    }
+}
 
 // Few tokens ---------------------------------------------------------------------------------------
 
@@ -69,63 +94,117 @@ DEVICE void multiply_range(
     }
 }
 
+/// One wave's range of K of one row tile and at most N_TILES * TILE_N tokens, to the wave's place in `partial`.
+template <u32 FORMAT, u32 N_TILES, class Rows>
+DEVICE void multiply_split(const Product& p, const u8* codes, const u8* scales, u32 tile, const Rows& x_rows, float* partial) {
+    constexpr u32 TOKENS = N_TILES * TILE_N;
+    u32 n_steps = ceil_div(p.n_cols, STEP_COLS), split = wave() % p.splits;
+    const u16* rows[N_TILES];
+    FragC acc[N_TILES];
+    clear<N_TILES>(acc);
+#pragma unroll
+    for (u32 i = 0; i < N_TILES; i++) {
+        u32 token = i * TILE_N + b_col(lane(), 0);
+        rows[i] = token < p.n_tokens ? row_at(x_rows, token, tile) : nullptr;
+    }
+    RowTile t = row_tile<FORMAT>(codes, scales, tile, n_steps);
+    u32 first = first_step_of(split, p.splits, n_steps), end = first_step_of(split + 1, p.splits, n_steps);
+    multiply_range<FORMAT, N_TILES>(t, rows, p.n_cols, first, end, acc);
+#pragma unroll
+    for (u32 i = 0; i < N_TILES; i++) {
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            u32 token = i * TILE_N + c_col(lane(), j);
+            partial[(wave() * TOKENS + token) * PARTIAL_STRIDE + c_row(lane(), j)] = acc[i].v[j];
+        }
+    }
+}
+
+/// The sum over the ranges of one element of the block's row tile `slot`.
+DEVICE float sum_of_splits(const float* partial, u32 n_tokens, u32 splits, u32 slot, u32 token, u32 row_in_tile) {
+    float sum = 0.0f;
+    for (u32 s = 0; s < splits; s++) {
+        sum = sum + partial[((slot * splits + s) * n_tokens + token) * PARTIAL_STRIDE + row_in_tile];
+    }
+    return sum;
+}
+
 /// Row tiles first_row_tile .. + PRODUCT_WAVES / splits of at most N_TILES * TILE_N tokens. Waves that share a row tile take a range of
 /// K each; their sums meet in `partial`, shared, [n_partials(N_TILES)].
 template <u32 FORMAT, u32 N_TILES, class Rows> DEVICE void multiply_few(const Product& p, const Rows& x_rows, float* partial) {
     constexpr u32 TOKENS = N_TILES * TILE_N;
-    u32 n_steps = ceil_div(p.n_cols, STEP_COLS), n_row_tiles = ceil_div(p.n_rows, TILE_M);
-    u32 split = wave() % p.splits, tile = p.first_row_tile + wave() / p.splits;
-    if (tile < n_row_tiles) {
-        const u16* rows[N_TILES];
-        FragC acc[N_TILES];
-        clear<N_TILES>(acc);
-#pragma unroll
-        for (u32 i = 0; i < N_TILES; i++) {
-            u32 token = i * TILE_N + b_col(lane(), 0);
-            rows[i] = token < p.n_tokens ? row_at(x_rows, token, tile) : nullptr;
-        }
-        RowTile t = row_tile<FORMAT>(p.codes, p.scales, tile, n_steps);
-        u32 first = first_step_of(split, p.splits, n_steps), end = first_step_of(split + 1, p.splits, n_steps);
-        multiply_range<FORMAT, N_TILES>(t, rows, p.n_cols, first, end, acc);
-#pragma unroll
-        for (u32 i = 0; i < N_TILES; i++) {
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-                u32 token = i * TILE_N + c_col(lane(), j);
-                partial[(wave() * TOKENS + token) * PARTIAL_STRIDE + c_row(lane(), j)] = acc[i].v[j];
-            }
-        }
-    }
+    u32 tile = p.first_row_tile + wave() / p.splits;
+    if (tile < ceil_div(p.n_rows, TILE_M)) multiply_split<FORMAT, N_TILES>(p, p.codes, p.scales, tile, x_rows, partial);
     // Orders the waves' partial sums before the sums over ranges.
     barrier();
     u32 n_elements = PRODUCT_WAVES / p.splits * TOKENS * TILE_M;
     for (u32 e = thread(); e < n_elements; e += n_threads()) {
+        u32 row_in_tile = e % TILE_M, token = e / TILE_M % TOKENS, slot = e / (TILE_M * TOKENS);
+        u32 row = (p.first_row_tile + slot) * TILE_M + row_in_tile;
+        if (row >= p.n_rows || token >= p.n_tokens) continue;
+        write_result(p, token, row, sum_of_splits(partial, TOKENS, p.splits, slot, token, row_in_tile));
+    }
+}
+
+/// Row tiles of a block of `multiply_few_pair`.
+DEVICE constexpr u32 pair_tiles(u32 splits) { return splits < PRODUCT_WAVES ? PRODUCT_WAVES / splits / 2 : 1; }
+/// Floats of shared memory that it wants for a number of token tiles: as `multiply_few`, and room for a row tile's results.
+DEVICE constexpr u32 n_pair_partials(u32 n_tiles) { return n_partials(n_tiles) + n_tiles * TILE_N * PARTIAL_STRIDE; }
+
+/// As `multiply_few`, for a pair: row tiles first_row_tile .. + pair_tiles(splits) of both matrices, side by side on the block's waves, or one
+/// after the other where K is split over all of them. `partial` is shared, [n_pair_partials(N_TILES)].
+template <u32 FORMAT, u32 N_TILES, class Rows>
+DEVICE void multiply_few_pair(const Product& p, const Pair& pair, const Rows& x_rows, float* partial) {
+    constexpr u32 TOKENS = N_TILES * TILE_N;
+    bool takes_turns = p.splits == PRODUCT_WAVES;
+    u32 slot = wave() / p.splits;
+    float* gates = partial + n_partials(N_TILES);  // [TOKENS, PARTIAL_STRIDE], where they take turns
+#pragma unroll 1
+    for (u32 turn = 0; turn < (takes_turns ? 2 : 1); turn++) {
+        bool is_second = takes_turns ? turn == 1 : slot % 2 == 1;
+        u32 tile = p.first_row_tile + (takes_turns ? 0 : slot / 2);
+        if (tile < ceil_div(p.n_rows, TILE_M)) {
+            const u8 *codes = is_second ? pair.codes : p.codes, *scales = is_second ? pair.scales : p.scales;
+            multiply_split<FORMAT, N_TILES>(p, codes, scales, tile, x_rows, partial);
+        }
+        // Orders the waves' partial sums before the sums over ranges.
+        barrier();
+        if (!takes_turns || is_second) break;
+        for (u32 e = thread(); e < TOKENS * TILE_M; e += n_threads()) {
+            u32 at = e / TILE_M * PARTIAL_STRIDE + e % TILE_M;
+            gates[at] = sum_of_splits(partial, TOKENS, p.splits, 0, e / TILE_M, e % TILE_M);
+        }
+        // Orders the reads of the first matrix's partial sums before the second's take their place.
+        barrier();
+    }
+    for (u32 e = thread(); e < pair_tiles(p.splits) * TOKENS * TILE_M; e += n_threads()) {
         u32 row_in_tile = e % TILE_M, token = e / TILE_M % TOKENS, local = e / (TILE_M * TOKENS);
         u32 row = (p.first_row_tile + local) * TILE_M + row_in_tile;
         if (row >= p.n_rows || token >= p.n_tokens) continue;
-        float sum = 0.0f;
-        for (u32 s = 0; s < p.splits; s++) {
-            sum = sum + partial[((local * p.splits + s) * TOKENS + token) * PARTIAL_STRIDE + row_in_tile];
-        }
-        p.y[token * p.y_stride + row] = sum;
+        float gate = takes_turns ? gates[token * PARTIAL_STRIDE + row_in_tile]
+                                 : sum_of_splits(partial, TOKENS, p.splits, 2 * local, token, row_in_tile);
+        float up = sum_of_splits(partial, TOKENS, p.splits, takes_turns ? 0 : 2 * local + 1, token, row_in_tile);
+        write_activation(p, pair, token, row, gate, up);
     }
 }
 
 // Many tokens --------------------------------------------------------------------------------------
 
 /// Tokens and row tiles of a block of `multiply_many`: waves stand 4 (rows) by 2 (tokens), each with two row tiles and 32 tokens.
-constexpr u32 MANY_TOKENS = 64, MANY_ROW_TILES = 8;
+constexpr u32 MANY_TOKENS = 64, MANY_ROW_TILES = 8, MANY_PAIR_TILES = MANY_ROW_TILES / 2;
 /// Pieces of 16 bytes from one staged token to the next; the pad spreads the lanes of a load over all banks.
 constexpr u32 STAGE_STRIDE = STEP_COLS / 8 + (WAVE == 64 ? 1 : 4);
 constexpr u32 STAGE_PIECES = MANY_TOKENS * STAGE_STRIDE;
 
 /// Row tiles first_row_tile .. + MANY_ROW_TILES of at most MANY_TOKENS tokens. `stage` is shared, [2 * STAGE_PIECES]. A wave walks all
-/// ranges of K one after the other and adds their sums in the order in which `multiply_few` adds its waves'.
-template <u32 FORMAT, class Rows> DEVICE void multiply_many(const Product& p, const Rows& x_rows, U4* stage) {
+/// ranges of K one after the other and adds their sums in the order in which `multiply_few` adds its waves'. With a pair a wave's two row
+/// tiles are one of each matrix, first_row_tile .. + MANY_PAIR_TILES.
+template <u32 FORMAT, bool IS_PAIR, class Rows>
+DEVICE void multiply_many(const Product& p, const Pair& pair, const Rows& x_rows, U4* stage) {
     constexpr u32 N_TILES = 32 / TILE_N, TILES = 2, PER_STEP = UnitOf<FORMAT>::PER_STEP, BLOCKS = UnitOf<FORMAT>::BLOCKS;
     constexpr u32 N_THREADS = PRODUCT_WAVES * WAVE, N_OWN = MANY_TOKENS * 16 / N_THREADS;
     u32 n_steps = ceil_div(p.n_cols, STEP_COLS), n_row_tiles = ceil_div(p.n_rows, TILE_M);
-    u32 first_tile = p.first_row_tile + wave() % 4 * TILES, first_token = wave() / 4 * 32;
+    u32 first_tile = p.first_row_tile + wave() % 4 * (IS_PAIR ? 1 : TILES), first_token = wave() / 4 * 32;
     bool is_active = first_tile < n_row_tiles && first_token < p.n_tokens;
 
     // What this thread stages of every step: piece thread % 16 of N_OWN tokens.
@@ -145,8 +224,9 @@ template <u32 FORMAT, class Rows> DEVICE void multiply_many(const Product& p, co
 #pragma unroll
     for (u32 r = 0; r < TILES; r++) {
         // A row tile past the end is not read: the last one is computed twice and written once.
-        u32 tile = min_(first_tile + r, n_row_tiles - 1);
-        tiles[r] = row_tile<FORMAT>(p.codes, p.scales, tile, n_steps);
+        u32 tile = min_(first_tile + (IS_PAIR ? 0 : r), n_row_tiles - 1);
+        bool is_second = IS_PAIR && r == 1;
+        tiles[r] = row_tile<FORMAT>(is_second ? pair.codes : p.codes, is_second ? pair.scales : p.scales, tile, n_steps);
         if (is_active && n_steps > 0) load_unit<FORMAT, false>(next[r], tiles[r], 0);
         clear<N_TILES>(total[r]);
         clear<N_TILES>(acc[r]);
@@ -203,14 +283,16 @@ template <u32 FORMAT, class Rows> DEVICE void multiply_many(const Product& p, co
     }
     if (!is_active) return;
 #pragma unroll
-    for (u32 r = 0; r < TILES; r++) {
+    for (u32 i = 0; i < N_TILES; i++) {
 #pragma unroll
-        for (u32 i = 0; i < N_TILES; i++) {
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-                u32 token = first_token + i * TILE_N + c_col(lane(), j);
-                u32 row = (first_tile + r) * TILE_M + c_row(lane(), j);
-                if (row < p.n_rows && token < p.n_tokens) p.y[token * p.y_stride + row] = total[r][i].v[j];
+        for (u32 j = 0; j < 4; j++) {
+            u32 token = first_token + i * TILE_N + c_col(lane(), j), row = first_tile * TILE_M + c_row(lane(), j);
+            if (token >= p.n_tokens) continue;
+            if constexpr (IS_PAIR) {
+                if (row < p.n_rows) write_activation(p, pair, token, row, total[0][i].v[j], total[1][i].v[j]);
+            } else {
+                if (row < p.n_rows) write_result(p, token, row, total[0][i].v[j]);
+                if (row + TILE_M < p.n_rows) write_result(p, token, row + TILE_M, total[1][i].v[j]);
             }
         }
     }

@@ -38,6 +38,9 @@ DEVICE void load4(const float* from, float out[4]) {
     out[0] = from_bits(v.x), out[1] = from_bits(v.y), out[2] = from_bits(v.z), out[3] = from_bits(v.w);
 }
 
+/// Four floats to a 16-byte address.
+DEVICE void store4(float* to, const float v[4]) { store16(to, {bits(v[0]), bits(v[1]), bits(v[2]), bits(v[3])}); }
+
 /// Rotates N consecutive rotary columns, the first of which is `first`; `sign` is -1 for the inverse.
 template <u32 N> DEVICE void rotate(float* v, u32 first, u32 position, const float* freqs, float sign) {
 #pragma unroll

@@ -96,7 +96,7 @@ impl OpCase {
 /// Every case of every op: what `flashd selftest ops` runs. An op with kernels adds its `cases()` here.
 #[must_use]
 pub fn all() -> Vec<OpCase> {
-    let ops: [fn() -> Vec<OpCase>; 21] = [
+    let ops: [fn() -> Vec<OpCase>; 20] = [
         super::attention::device::cases,
         super::combine::cases,
         super::copy::cases,
@@ -116,7 +116,6 @@ pub fn all() -> Vec<OpCase> {
         super::ring_store::cases,
         super::route::device::cases,
         super::swiglu::device::cases,
-        super::to_bf16::cases,
         super::top_k::device::cases,
     ];
     ops.into_iter().flat_map(|cases| cases()).collect()

@@ -27,5 +27,4 @@ pub mod round_fp8;
 pub mod route;
 pub mod step;
 pub mod swiglu;
-pub mod to_bf16;
 pub mod top_k;

@@ -1,29 +1,23 @@
 //! The experts of a layer on a device: router, routed experts over the rows that chose them, shared expert, sum.
 
 use crate::device::DeviceError;
-use crate::model::device::forward::Pass;
+use crate::model::device::forward::{Ended, Pass};
 use crate::model::device::weights::{DeviceExperts, DeviceMoe};
 use crate::ops::combine::{self, CombineArgs};
-use crate::ops::expert_linear::{self, ExpertLinearArgs};
+use crate::ops::expert_linear::{self, ExpertLinearArgs, takes_beside};
 use crate::ops::route::device::{self as route, RouteArgs};
 use crate::ops::route::dispatch::{self, DispatchArgs};
 use crate::ops::route::few::{self, RouteFewArgs};
 use crate::ops::swiglu::device::{self as swiglu, SwigluArgs};
 
-/// Input and outputs of a product of all chosen experts.
-struct ExpertProduct {
-    x: u64, // [*, K] bf16
-    /// The token that each row reads; 0: row r reads x's row r.
-    row_token: u64, // [T*K] u32
-    y: u64, // [T*K, N] f32
-    y2: u64, // [T*K, N] f32, of the second matrix; 0: there is one
-}
+/// Rows up to which the next sublayer's start adds up the experts: its blocks do it four times over, and one row after the other.
+const MAX_ROWS_ADDED_LATER: u32 = 16;
 
 /// Computes the layer's experts for every row.
 ///
 /// # Errors
 /// When the device is lost.
-pub(super) fn run(pass: &Pass<'_>, w: &DeviceMoe) -> Result<(), DeviceError> {
+pub(super) fn run(pass: &Pass<'_>, w: &DeviceMoe) -> Result<Ended, DeviceError> {
     let (at, y) = (&pass.at.moe, pass.at.y);
     let shared = &w.shared;
     pass.products(&[
@@ -31,11 +25,7 @@ pub(super) fn run(pass: &Pass<'_>, w: &DeviceMoe) -> Result<(), DeviceError> {
         shared.w1.product(y, at.shared_gate),
         shared.w3.product(y, at.shared_up),
     ])?;
-    let args = RouteFewArgs {
-        route: routing(pass, w),
-        dispatch: sorting(pass),
-        shared: activation(pass, at.shared_gate, at.shared_up, 0, at.shared_hidden, 1),
-    };
+    let args = RouteFewArgs { route: routing(pass, w), dispatch: sorting(pass), shared: activation(pass) };
     if pass.n_rows() <= few::MAX_ROWS {
         few::launch(pass.device, &args, pass.n_rows())?;
     } else {
@@ -44,8 +34,11 @@ pub(super) fn run(pass: &Pass<'_>, w: &DeviceMoe) -> Result<(), DeviceError> {
         swiglu::launch(pass.device, &args.shared, pass.n_rows())?;
     }
     routed(pass, w)?;
-    pass.products(&[shared.w2.product(at.shared_hidden, at.shared)])?;
-    combine(pass)
+    if pass.n_rows() <= MAX_ROWS_ADDED_LATER {
+        return Ok(Ended::Experts);
+    }
+    combine(pass)?;
+    Ok(Ended::Output)
 }
 
 /// The router's choice for every token.
@@ -86,38 +79,51 @@ fn sorting(pass: &Pass<'_>) -> DispatchArgs {
     }
 }
 
-/// w2 (silu(w1 x) * w3 x) of every row and chosen expert.
+/// w2 (silu(w1 x) * w3 x) of every row and chosen expert, and the shared expert's w2, in the same launch while rows are few.
 fn routed(pass: &Pass<'_>, w: &DeviceMoe) -> Result<(), DeviceError> {
     let at = &pass.at.moe;
-    let up = ExpertProduct { x: pass.at.y, row_token: at.row_token, y: at.gate, y2: at.up };
-    expert_product(pass, &w.w13, &up)?;
-    let args = activation(pass, at.gate, at.up, at.row_weight, at.hidden, pass.dims.top_k);
-    swiglu::launch(pass.device, &args, pass.n_rows() * pass.dims.top_k)?;
-    expert_product(pass, &w.w2, &ExpertProduct { x: at.hidden, row_token: 0, y: at.routed, y2: 0 })
+    let up = product(pass, &w.w13, pass.at.y, at.hidden);
+    let up = ExpertLinearArgs { row_token: at.row_token, n_matrices: 2, ..up };
+    let down = product(pass, &w.w2, at.hidden, at.routed);
+    let shared = w.shared.w2.product(at.shared_hidden, at.shared);
+    let max_items = dispatch::max_items(pass.n_rows(), pass.dims.n_experts, pass.dims.top_k, up.rows_per_item);
+    let beside = Some(&shared).filter(|shared| takes_beside(shared, pass.n_rows(), down.rows_per_item));
+    expert_linear::launch(pass.device, &up, max_items, None)?;
+    expert_linear::launch(pass.device, &down, max_items, beside)?;
+    if beside.is_none() {
+        pass.products(&[shared])?;
+    }
+    Ok(())
 }
 
-fn expert_product(pass: &Pass<'_>, w: &DeviceExperts, product: &ExpertProduct) -> Result<(), DeviceError> {
+/// A product of all chosen experts, of rows that follow one another.
+fn product(
+    pass: &Pass<'_>,
+    w: &DeviceExperts,
+    x: u64, // [*, K] bf16
+    y: u64, // [T*K, N] f32, or bf16 of two matrices
+) -> ExpertLinearArgs {
     let at = &pass.at.moe;
-    let args = ExpertLinearArgs {
+    ExpertLinearArgs {
         step: pass.staged.step,
         codes: w.codes,
         scales: w.scales,
         code_stride_bytes: w.code_stride_bytes,
         scale_stride_bytes: w.scale_stride_bytes,
-        x: product.x,
-        y: product.y,
-        y2: product.y2,
-        row_token: product.row_token,
+        x,
+        y,
+        row_weight: at.row_weight,
+        row_token: 0,
         items: at.items,
         n_items: at.n_items,
         expert_first: at.expert_first,
         n_rows: w.shape.n_rows,
         n_cols: w.shape.n_cols,
-        n_matrices: if product.y2 == 0 { 1 } else { 2 },
+        n_matrices: 1,
         rows_per_item: rows_per_item(pass),
-    };
-    let max_items = dispatch::max_items(pass.n_rows(), pass.dims.n_experts, pass.dims.top_k, args.rows_per_item);
-    expert_linear::launch(pass.device, &args, max_items)
+        limit: pass.shape.swiglu_limit,
+        ..ExpertLinearArgs::default()
+    }
 }
 
 /// Rows that a work item of the grouped products has at most; no result depends on it. About the rows that an expert gets.
@@ -130,22 +136,16 @@ fn rows_per_item(pass: &Pass<'_>) -> u32 {
     }
 }
 
-/// The gated product of `multiplier` rows a token.
-fn activation(
-    pass: &Pass<'_>,
-    gate: u64,   // [R, F] f32
-    up: u64,     // [R, F] f32
-    weight: u64, // [R] f32, or 0
-    out: u64,    // [R, F] bf16
-    multiplier: u32,
-) -> SwigluArgs {
+/// The shared expert's gated product.
+fn activation(pass: &Pass<'_>) -> SwigluArgs {
+    let at = &pass.at.moe;
     SwigluArgs {
-        gate,
-        up,
-        weight,
-        out,
+        gate: at.shared_gate,
+        up: at.shared_up,
+        weight: 0,
+        out: at.shared_hidden,
         n_rows: pass.staged.step.counts,
-        multiplier,
+        multiplier: 1,
         n_cols: pass.dims.expert_width,
         limit: pass.shape.swiglu_limit,
         pad: 0,
@@ -153,7 +153,10 @@ fn activation(
 }
 
 /// Each token's outputs: its experts in the order of its choice, then the shared one.
-fn combine(pass: &Pass<'_>) -> Result<(), DeviceError> {
+///
+/// # Errors
+/// When the device is lost.
+pub(super) fn combine(pass: &Pass<'_>) -> Result<(), DeviceError> {
     let at = &pass.at.moe;
     let args = CombineArgs {
         step: pass.staged.step,

@@ -1,4 +1,4 @@
-//! The forward pass on a device: one ragged batch through all layers, one launch an operation.
+//! The forward pass on a device: one ragged batch through all layers, in as few launches as wait for each other.
 //!
 //! The steps are those of the CPU's forward pass; what is rounded where is in docs/numerics.md. Every address that a launch
 //! takes is fixed for the life of the executor or part of the staged step.
@@ -12,8 +12,7 @@ use crate::model::device::step::{LogitTile, ScoreTile, StagedStep};
 use crate::model::device::weights::{
     DeviceAttention, DeviceCompressor, DeviceHyper, DeviceIndexer, DeviceWeights, Dims,
 };
-use crate::model::device::workspace::{ROW_BYTES, Scratch};
-use crate::model::forward::TracePoint;
+use crate::model::device::workspace::{ROW_BYTES, Scratch, n_chunks};
 use crate::model::shape::ModelShape;
 use crate::ops::attention::device::{self as attention, AttentionArgs};
 use crate::ops::embed::device::{self as embed, EmbedArgs};
@@ -28,8 +27,10 @@ use crate::ops::latent::{self, LatentArgs};
 use crate::ops::linear::device::{self as linear, DeviceProduct, RowsCount};
 use crate::ops::query::{self, QueryArgs};
 use crate::ops::ring_store::{self, RingStoreArgs};
-use crate::ops::to_bf16::{self, ToBf16Args};
 use crate::ops::top_k::device::{self as top_k, TopKArgs};
+
+/// Blocks of the whole form of attention up to which lists are split: that many leave most of a device idle.
+const SPLIT_BLOCKS: u32 = 64;
 
 /// What every launch of a step reads.
 pub(super) struct Pass<'a> {
@@ -42,6 +43,17 @@ pub(super) struct Pass<'a> {
     /// Every slot's last token.
     pub slot_tokens: u64, // [n_slots] u32
     pub staged: &'a StagedStep,
+}
+
+/// How a sublayer has ended: what the next one's start has still to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// The residual is whole.
+    Whole,
+    /// The output is there.
+    Output,
+    /// The experts' results are there.
+    Experts,
 }
 
 /// One layer's place in the pass.
@@ -58,30 +70,24 @@ impl Pass<'_> {
     /// # Errors
     /// When the device is lost.
     pub fn trunk(&self) -> Result<(), DeviceError> {
-        self.trunk_seen(&mut |_, _| Ok(()))
+        self.trunk_watched(&mut |_| Ok(()))
     }
 
-    /// As [`Pass::trunk`]; `look` gets the address of what is at every [`TracePoint`].
+    /// As [`Pass::trunk`]; `after` is told of each layer when it is launched and its scratch not yet used again.
     ///
     /// # Errors
-    /// When the device is lost, and those of `look`.
-    pub fn trunk_seen(
-        &self,
-        look: &mut dyn FnMut(TracePoint, u64) -> Result<(), DeviceError>,
-    ) -> Result<(), DeviceError> {
+    /// When the device is lost; those of `after`.
+    pub fn trunk_watched(&self, after: &mut dyn FnMut(LayerIdx) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
         self.embed()?;
+        let mut before = Ended::Whole;
         for (layer, w) in (0..).map(LayerIdx).zip(&self.weights.layers) {
-            self.enter(&w.hc_attn, w.attn_norm)?;
+            self.enter(before, &w.hc_attn, w.attn_norm)?;
             self.attention(layer, &w.attn)?;
-            look(TracePoint::Attention(layer), self.at.output)?;
-            self.leave()?;
-            self.enter(&w.hc_ffn, w.ffn_norm)?;
-            experts::run(self, &w.ffn)?;
-            look(TracePoint::Experts(layer), self.at.output)?;
-            self.leave()?;
-            look(TracePoint::Residual(layer), self.at.residual)?;
+            self.enter(Ended::Output, &w.hc_ffn, w.ffn_norm)?;
+            before = experts::run(self, &w.ffn)?;
+            after(layer)?;
         }
-        Ok(())
+        self.leave(before)
     }
 
     /// Logits of some wanted rows, `[n_rows, V]` at `at.head.logits`.
@@ -136,8 +142,9 @@ impl Pass<'_> {
         embed::launch(self.device, &args, self.n_rows())
     }
 
-    /// The sublayer's input from the copies of the residual.
-    fn enter(&self, w: &DeviceHyper, norm: u64) -> Result<(), DeviceError> {
+    /// The sublayer's input from the copies of the residual, which take what the sublayer before has left first.
+    fn enter(&self, before: Ended, w: &DeviceHyper, norm: u64) -> Result<(), DeviceError> {
+        let moe = &self.at.moe;
         let args = HyperMixArgs {
             step: self.staged.step,
             residual: self.at.residual,
@@ -145,19 +152,28 @@ impl Pass<'_> {
             base: w.base,
             scale: w.scale,
             norm,
-            weights_out: self.at.mixes,
+            weights: self.at.mixes,
             y: self.at.y,
             partials: self.at.partials,
+            output: if before == Ended::Whole { 0 } else { self.at.output },
+            routed: if before == Ended::Experts { moe.routed } else { 0 },
+            row_of: moe.row_of,
+            shared: moe.shared,
             n_cols: self.dims.d,
             n_iters: self.shape.hc_sinkhorn_iters as u32,
+            top_k: self.dims.top_k,
             norm_eps: self.shape.rms_norm_eps,
             hc_eps: self.shape.hc_eps,
+            ..HyperMixArgs::default()
         };
         hyper_mix::launch(self.device, &args, self.n_rows())
     }
 
-    /// The new residual from the sublayer's output.
-    fn leave(&self) -> Result<(), DeviceError> {
+    /// The last residual.
+    fn leave(&self, before: Ended) -> Result<(), DeviceError> {
+        if before == Ended::Experts {
+            experts::combine(self)?;
+        }
         let args = HyperPostArgs {
             step: self.staged.step,
             output: self.at.output,
@@ -182,7 +198,6 @@ impl Pass<'_> {
             self.staged.score_tiles.iter().try_for_each(|tile| self.choose_tile(pass, *tile))?;
         }
         self.attend(pass, w, indexer.map_or(0, |_| self.at.attention.chosen))?;
-        self.store_rings(pass, w)?;
         self.project_out(w)
     }
 
@@ -314,8 +329,10 @@ impl Pass<'_> {
         top_k::launch(self.device, &args)
     }
 
+    /// Attention; then the rings take the step's rows, now that no query needs the rows they replace.
     fn attend(&self, pass: LayerPass, w: &DeviceAttention, chosen: u64) -> Result<(), DeviceError> {
         let (at, cache, dims) = (&self.at.attention, self.cache, self.dims);
+        let n_chunks = n_chunks(self.shape, pass.ratio as usize, self.staged.max_tokens);
         let ring = cache.ring(pass.layer, RingKind::Window);
         let args = AttentionArgs {
             step: self.staged.step,
@@ -329,6 +346,8 @@ impl Pass<'_> {
             chosen,
             freqs: pass.freqs,
             out: at.heads,
+            parts: at.q,
+            part_totals: at.part_totals,
             n_heads: dims.n_heads,
             head_dim: dims.head_dim,
             window: dims.window,
@@ -336,19 +355,25 @@ impl Pass<'_> {
             ratio: pass.ratio,
             k: dims.index_topk,
             scale: 1.0 / (dims.head_dim as f32).sqrt(),
-            pad: 0,
+            n_chunks: n_chunks as u32,
         };
-        attention::launch(self.device, &args, self.n_rows())
+        let rings = self.rings(pass, w);
+        let is_few = attention::n_blocks(dims.n_heads, self.n_rows()) <= SPLIT_BLOCKS;
+        if is_few && self.staged.n_rows * n_chunks <= at.n_parts {
+            return attention::launch_split(self.device, &args, &rings, self.n_rows());
+        }
+        attention::launch(self.device, &args, self.n_rows())?;
+        ring_store::launch(self.device, &rings, self.n_rows())
     }
 
-    /// The rings take the step's rows, now that no query needs the rows they replace.
-    fn store_rings(&self, pass: LayerPass, w: &DeviceAttention) -> Result<(), DeviceError> {
+    /// Where the step's rows go.
+    fn rings(&self, pass: LayerPass, w: &DeviceAttention) -> RingStoreArgs {
         let (at, cache) = (&self.at.attention, self.cache);
         let [window, raw, raw_index] =
             [RingKind::Window, RingKind::Raw, RingKind::RawIndex].map(|kind| cache.ring(pass.layer, kind));
         let compressor = w.compressor.as_ref();
         let index = w.indexer.as_ref().map(|indexer| &indexer.compressor);
-        let args = RingStoreArgs {
+        RingStoreArgs {
             step: self.staged.step,
             rows: at.rows,
             window_ring: window.base,
@@ -367,22 +392,14 @@ impl Pass<'_> {
             n_raw_cols: compressor.map_or(0, |w| w.wkv.shape.n_rows),
             n_index_cols: index.map_or(0, |w| w.wkv.shape.n_rows),
             ratio: pass.ratio,
-        };
-        ring_store::launch(self.device, &args, self.n_rows())
+        }
     }
 
     /// The two output products: one a group of heads, one over all of them.
     fn project_out(&self, w: &DeviceAttention) -> Result<(), DeviceError> {
         let at = &self.at.attention;
-        self.products(&[w.wo_a.grouped(self.dims.n_groups, at.heads, at.groups)])?;
-        let args = ToBf16Args {
-            step: self.staged.step,
-            x: at.groups,
-            out: at.groups_rounded,
-            n_cols: w.wo_a.shape.n_rows,
-            pad: 0,
-        };
-        to_bf16::launch(self.device, &args, self.n_rows())?;
-        self.products(&[w.wo_b.product(at.groups_rounded, self.at.output)])
+        let groups = w.wo_a.grouped(self.dims.n_groups, at.heads, at.groups);
+        self.products(&[DeviceProduct { is_rounded: true, ..groups }])?;
+        self.products(&[w.wo_b.product(at.groups, self.at.output)])
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct Staging {
     places: Places,
     /// Groups that a row attends to without choosing.
     top_k: u32,
+    /// Tokens of a sequence at most.
+    max_tokens: usize,
 }
 
 /// Where the parts begin.
@@ -42,6 +44,8 @@ pub(super) struct StagedStep {
     pub step: Step,
     /// Rows (T).
     pub n_rows: usize,
+    /// Tokens up to any row's position, itself included; a recorded step's are those of its shape.
+    pub max_tokens: usize,
     /// Rows among which some see more compressed rows than they may attend to.
     pub score_tiles: Vec<ScoreTile>,
     /// Rows whose logits are wanted, some at a time.
@@ -109,7 +113,13 @@ impl Staging {
     /// When the device has not enough memory.
     pub fn new(device: &Device, capacity: &Capacity, top_k: usize) -> Result<Self, DeviceError> {
         let places = Places::new(capacity);
-        Ok(Self { buffer: device.alloc(places.end)?, image: vec![0; places.end], places, top_k: top_k as u32 })
+        Ok(Self {
+            buffer: device.alloc(places.end)?,
+            image: vec![0; places.end],
+            places,
+            top_k: top_k as u32,
+            max_tokens: capacity.max_tokens,
+        })
     }
 
     /// Uploads a checked batch. `token_ids` and `bad_runs` are those of [`crate::model::slots::RowTokens`].
@@ -160,6 +170,7 @@ impl Staging {
         Ok(StagedStep {
             step: self.view(0),
             n_rows: rows.len(),
+            max_tokens: rows.iter().map(|row| row.position as usize + 1).max().unwrap_or(0),
             score_tiles: self.score_tiles(&rows),
             logit_tiles: self.logit_tiles(logit_rows.len()),
         })
@@ -211,9 +222,12 @@ impl StagedStep {
     pub fn recorded(&self, staging: &Staging, shape: GraphShape) -> Self {
         let GraphShape { n_rows, max_groups } = shape;
         let tile = ScoreTile { first_row: 0, n_rows: n_rows as u32, max_groups };
+        // Rows see at most so many complete groups, and the tokens of one that is not.
+        let max_tokens = (max_groups.max(staging.top_k) as usize + 1) * OVERLAPPING - 1;
         Self {
             step: self.step,
             n_rows,
+            max_tokens: max_tokens.min(staging.max_tokens),
             score_tiles: if max_groups == 0 { Vec::new() } else { vec![tile] },
             logit_tiles: staging.logit_tiles(n_rows),
         }

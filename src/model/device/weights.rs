@@ -507,7 +507,8 @@ impl DeviceMatrix {
     ) -> DeviceProduct {
         let &Self { shape: weight, codes, scales } = self;
         let (x_stride, y_stride) = (n_groups * weight.n_cols, weight.n_rows);
-        DeviceProduct { weight, codes, scales, x, y, x_stride, y_stride, n_groups, rows_count: RowsCount::Rows }
+        let rows_count = RowsCount::Rows;
+        DeviceProduct { weight, codes, scales, x, y, x_stride, y_stride, n_groups, rows_count, is_rounded: false }
     }
 }
 

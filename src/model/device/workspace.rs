@@ -3,6 +3,7 @@
 use crate::device::{Buffer, Device, DeviceError};
 use crate::model::cache::raw_dim;
 use crate::model::shape::{HC_MULT, ModelShape};
+use crate::ops::attention::CHUNK_ROWS;
 use crate::ops::hyper_mix::MIXES;
 use crate::ops::hyper_mix::device::partials_bytes;
 
@@ -50,24 +51,26 @@ pub(super) struct Scratch {
 /// Attention's part.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AttentionAt {
-    pub qr: u64,             // [T, QR] f32
-    pub qr_normed: u64,      // [T, QR] bf16
-    pub q: u64,              // [T, H, DH] f32
-    pub q_finished: u64,     // [T, H, DH] bf16
-    pub kv: u64,             // [T, DH] f32
-    pub rows: u64,           // [T, 584] u8
-    pub a: u64,              // [T, CW] f32
-    pub s: u64,              // [T, CW] f32
-    pub ia: u64,             // [T, IW] f32
-    pub is: u64,             // [T, IW] f32
-    pub iw: u64,             // [T, IH] f32
-    pub iq: u64,             // [T, IH, ID] f32
-    pub iq_finished: u64,    // [T, IH, ID] bf16
-    pub scores: u64,         // [SCORE_TILE, max_groups] f32
-    pub chosen: u64,         // [T, index_topk] u32
-    pub heads: u64,          // [T, H, DH] bf16
-    pub groups: u64,         // [T, G*OR] f32
-    pub groups_rounded: u64, // [T, G*OR] bf16
+    pub qr: u64,          // [T, QR] f32
+    pub qr_normed: u64,   // [T, QR] bf16
+    pub q: u64,           // [T, H, DH] f32; once the queries are finished [n_parts, H, DH], attention's parts
+    pub q_finished: u64,  // [T, H, DH] bf16
+    pub kv: u64,          // [T, DH] f32
+    pub rows: u64,        // [T, 584] u8
+    pub a: u64,           // [T, CW] f32
+    pub s: u64,           // [T, CW] f32
+    pub ia: u64,          // [T, IW] f32
+    pub is: u64,          // [T, IW] f32
+    pub iw: u64,          // [T, IH] f32
+    pub iq: u64,          // [T, IH, ID] f32
+    pub iq_finished: u64, // [T, IH, ID] bf16
+    pub scores: u64,      // [SCORE_TILE, max_groups] f32
+    pub chosen: u64,      // [T, index_topk] u32
+    pub part_totals: u64, // [n_parts, H, 2] f32
+    pub heads: u64,       // [T, H, DH] bf16
+    pub groups: u64,      // [T, G*OR] bf16
+    /// Chunks of rows' lists that there is room for.
+    pub n_parts: usize,
 }
 
 /// The experts' part.
@@ -82,8 +85,6 @@ pub(super) struct MoeAt {
     pub expert_first: u64,  // [E+1] u32
     pub items: u64,         // [max_items, 2] u32
     pub n_items: u64,       // [1] u32
-    pub gate: u64,          // [T*K, F] f32
-    pub up: u64,            // [T*K, F] f32
     pub hidden: u64,        // [T*K, F] bf16
     pub routed: u64,        // [T*K, D] f32
     pub shared_gate: u64,   // [T, F] f32
@@ -123,15 +124,6 @@ impl Workspace {
     /// When the device is lost.
     pub fn download_logits(&self, device: &Device, values: &mut [f32]) -> Result<(), DeviceError> {
         let offset_bytes = (self.at.head.logits - self.buffer.address()) as usize;
-        device.download(&self.buffer, offset_bytes, bytemuck::cast_slice_mut(values))
-    }
-
-    /// Brings home values at one of the scratch's addresses, when all is done that was launched before.
-    ///
-    /// # Errors
-    /// When the device is lost.
-    pub fn download(&self, device: &Device, address: u64, values: &mut [f32]) -> Result<(), DeviceError> {
-        let offset_bytes = (address - self.buffer.address()) as usize;
         device.download(&self.buffer, offset_bytes, bytemuck::cast_slice_mut(values))
     }
 }
@@ -194,10 +186,13 @@ impl AttentionAt {
         let (raw, raw_index) = (raw_dim(OVERLAPPING, shape.head_dim), raw_dim(OVERLAPPING, shape.index_head_dim));
         let n_index_cols = shape.index_n_heads * shape.index_head_dim;
         let n_groups_cols = shape.o_groups * shape.o_lora_rank;
+        // At least one row's, whatever its layer.
+        let lists = shape.compress_ratios.iter().map(|ratio| n_chunks(shape, *ratio, spec.max_tokens));
+        let n_parts = lists.max().unwrap_or(0).max(n);
         Self {
             qr: next.take(n * shape.q_lora_rank, 4),
             qr_normed: next.take(n * shape.q_lora_rank, 2),
-            q: next.take(n * n_heads_cols, 4),
+            q: next.take(n_parts * n_heads_cols, 4),
             q_finished: next.take(n * n_heads_cols, 2),
             kv: next.take(n * shape.head_dim, 4),
             rows: next.take(n * ROW_BYTES, 1),
@@ -210,11 +205,19 @@ impl AttentionAt {
             iq_finished: next.take(n * n_index_cols, 2),
             scores: next.take(SCORE_TILE * spec.max_groups(), 4),
             chosen: next.take(n * shape.index_topk, 4),
+            part_totals: next.take(n_parts * shape.num_attention_heads * 2, 4),
             heads: next.take(n * n_heads_cols, 2),
-            groups: next.take(n * n_groups_cols, 4),
-            groups_rounded: next.take(n * n_groups_cols, 2),
+            groups: next.take(n * n_groups_cols, 2),
+            n_parts,
         }
     }
+}
+
+/// Chunks of the longest list that a row of a layer attends to, where it sees up to `n_tokens` tokens.
+pub(super) fn n_chunks(shape: &ModelShape, ratio: usize, n_tokens: usize) -> usize {
+    let n_groups = n_tokens.checked_div(ratio).unwrap_or(0);
+    let n_chosen = if ratio == OVERLAPPING { n_groups.min(shape.index_topk) } else { n_groups };
+    (n_tokens.min(shape.sliding_window) + n_chosen).div_ceil(CHUNK_ROWS)
 }
 
 /// Bytes of a stored KV row.
@@ -235,8 +238,6 @@ impl MoeAt {
             expert_first: next.take(n_experts + 1, 4),
             items: next.take(2 * n_routed, 4),
             n_items: next.take(1, 4),
-            gate: next.take(n_routed * f, 4),
-            up: next.take(n_routed * f, 4),
             hidden: next.take(n_routed * f, 2),
             routed: next.take(n_routed * d, 4),
             shared_gate: next.take(n * f, 4),

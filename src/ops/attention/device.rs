@@ -1,15 +1,18 @@
-//! Attention on a device: arguments and launch of the kernel `attention`.
+//! Attention on a device: arguments and launches of the kernels `attention`, or `attention_chunks` and `attention_merge`.
+
+use std::f64::consts::LN_2;
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, DeviceError};
-use crate::ops::attention::DEVICE_TILE_ROWS;
+use crate::ops::attention::CHUNK_ROWS;
 use crate::ops::case::batch::{
-    Batch, N_SLOTS, Runs, Worst, block, decode_kv, home, n_blocks, output, rope_table, rounded_to_bf16, row_noise,
-    run_everywhere, slot, to_bf16, values_of,
+    Batch, N_SLOTS, Runs, Worst, block, decode_kv, home, n_blocks as n_cache_blocks, output, rope_table,
+    rounded_to_bf16, row_noise, run_everywhere, slot, to_bf16, values_of,
 };
 use crate::ops::case::data::{Noise, upload};
 use crate::ops::case::{CaseError, Deviation, OpCase};
+use crate::ops::ring_store::RingStoreArgs;
 use crate::ops::rope;
 use crate::ops::round_fp8::{CACHE_DIMS, CACHE_ROW_BYTES};
 use crate::ops::step::Step;
@@ -19,6 +22,8 @@ use crate::tensor::format::{bf16_to_f32, f32_to_bf16};
 const HEADS_PER_BLOCK: u32 = 16;
 /// Threads of a block, which computes some heads of one row.
 const N_THREADS: u32 = 256;
+/// Heads of a block of `attention_merge`.
+const MERGE_HEADS: u32 = 2;
 
 /// Arguments of the kernel, field for field.
 #[repr(C)]
@@ -46,6 +51,10 @@ pub struct AttentionArgs {
     pub freqs: u64, // [32] f32
     /// The heads' results, rotated back.
     pub out: u64, // [T, H, DH] bf16
+    /// Scratch of [`launch_split`], at 16 bytes: each chunk's sums.
+    pub parts: u64, // [T, n_chunks, H, DH] f32
+    /// Scratch of [`launch_split`]: each chunk's largest exponent and total.
+    pub part_totals: u64, // [T, n_chunks, H, 2] f32
     /// H, at least 1.
     pub n_heads: u32,
     /// DH, 512.
@@ -60,48 +69,113 @@ pub struct AttentionArgs {
     pub k: u32,
     /// Factor of the dot products, DH^-0.5.
     pub scale: f32,
-    /// Zero.
-    pub pad: u32,
+    /// Chunks of the longest list of any row, which [`launch_split`] has scratch for; [`launch`] needs none.
+    pub n_chunks: u32,
 }
 
-const _: () = assert!(size_of::<AttentionArgs>() == 144);
+/// Arguments of the kernel `attention_merge`, field for field.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+struct AttentionMergeArgs {
+    attention: AttentionArgs,
+    rings: RingStoreArgs,
+}
 
-/// Attends from `n_rows` rows (those of the bucket, of which the step's real ones are written).
+const _: () = assert!(size_of::<AttentionArgs>() == 160 && size_of::<AttentionMergeArgs>() == 304);
+
+/// Attends from `n_rows` rows (those of the bucket, of which the step's real ones are written), each of whose lists one block walks
+/// for 16 heads.
 ///
 /// # Errors
 /// When the device refuses the launch.
 pub fn launch(device: &Device, args: &AttentionArgs, n_rows: u32) -> Result<(), DeviceError> {
-    assert!(args.head_dim as usize == CACHE_DIMS, "attention: DH: {}, want {CACHE_DIMS}", args.head_dim);
-    let grid = [args.n_heads.div_ceil(HEADS_PER_BLOCK), n_rows, 1];
-    device.launch(device.kernel("attention")?, grid, N_THREADS, args)
+    args.check();
+    device.launch(device.kernel("attention")?, [args.n_head_blocks(), n_rows, 1], N_THREADS, args)
 }
 
-/// Some heads of one row, as the kernel rounds, with f64 sums: p is rounded to bf16 relative to the largest score so far, the
-/// sink included, in tiles of 64 rows.
+/// As [`launch`], with a block for every chunk of a list, which few rows need to fill a device; the bits are the same. Then the rings
+/// take the step's rows, as by [`ring_store::launch`].
+///
+/// # Errors
+/// As [`launch`].
+pub fn launch_split(
+    device: &Device,
+    args: &AttentionArgs,
+    rings: &RingStoreArgs,
+    n_rows: u32,
+) -> Result<(), DeviceError> {
+    args.check();
+    let grid = [args.n_head_blocks() * args.n_chunks, n_rows, 1];
+    device.launch(device.kernel("attention_chunks")?, grid, N_THREADS, args)?;
+    let grid = [args.n_heads.div_ceil(MERGE_HEADS) + 1, n_rows, 1];
+    let args = AttentionMergeArgs { attention: *args, rings: *rings };
+    device.launch(device.kernel("attention_merge")?, grid, N_THREADS, &args)
+}
+
+/// Blocks that [`launch`] makes: a device is full with about two for each of its multiprocessors.
+#[must_use]
+pub const fn n_blocks(n_heads: u32, n_rows: u32) -> u32 {
+    n_heads.div_ceil(HEADS_PER_BLOCK) * n_rows
+}
+
+impl AttentionArgs {
+    fn check(&self) {
+        assert!(self.head_dim as usize == CACHE_DIMS, "attention: DH: {}, want {CACHE_DIMS}", self.head_dim);
+    }
+
+    const fn n_head_blocks(&self) -> u32 {
+        n_blocks(self.n_heads, 1)
+    }
+}
+
+/// Some heads of one row, as the kernels round, with f64 sums: of e^score = m 2^n, m is rounded to bf16.
 #[must_use]
 pub fn reference(q: &[f32], rows: &[Vec<f32>], sink: &[f32], scale: f32) -> Vec<f64> {
     let d = q.len() / sink.len();
     let mut out = Vec::with_capacity(q.len());
     for (q, sink) in q.chunks(d).zip(sink) {
         let dot = |row: &Vec<f32>| q.iter().zip(row).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
-        let (mut top, mut total, mut sums) = (f64::from(*sink), 0.0f64, vec![0.0f64; d]);
-        for tile in rows.chunks(DEVICE_TILE_ROWS) {
-            let scores: Vec<f64> = tile.iter().map(|row| dot(row) * f64::from(scale)).collect();
-            let now = scores.iter().fold(top, |m, s| if *s > m { *s } else { m });
-            let factor = (top - now).exp();
-            total *= factor;
-            sums.iter_mut().for_each(|sum| *sum *= factor);
-            for (score, row) in scores.iter().zip(tile) {
-                let p = f64::from(bf16_to_f32(f32_to_bf16((score - now).exp() as f32)));
-                total += p;
-                sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += p * f64::from(*x));
-            }
-            top = now;
+        let scores: Vec<f64> = rows.iter().map(|row| dot(row) * f64::from(scale)).collect();
+        let top = scores.iter().fold(f64::from(*sink), |m, s| if *s > m { *s } else { m });
+        let top_exponent = (top / LN_2).round();
+        let (mut total, mut sums) = ((f64::from(*sink) - top_exponent * LN_2).exp(), vec![0.0f64; d]);
+        for (score, row) in scores.iter().zip(rows) {
+            let exponent = (score / LN_2).round();
+            let mantissa = f64::from(bf16_to_f32(f32_to_bf16((score - exponent * LN_2).exp() as f32)));
+            let p = mantissa * (exponent - top_exponent).exp2();
+            total += p;
+            sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += p * f64::from(*x));
         }
-        total += (f64::from(*sink) - top).exp();
         out.extend(sums.iter().map(|sum| sum / total));
     }
     out
+}
+
+/// The share of a head's rows whose m lies so near the middle of two bf16 values that a score summed in f32 may round it the other way.
+fn ambiguous_shares(q: &[f32], rows: &[Vec<f32>], sink: &[f32], scale: f32) -> Vec<f64> {
+    let d = q.len() / sink.len();
+    let of_head = |(q, sink): (&[f32], &f32)| {
+        let products =
+            |row: &[f32]| q.iter().zip(row).map(|(a, b)| f64::from(*a) * f64::from(*b)).collect::<Vec<f64>>();
+        let (mut total, mut ambiguous) = (0.0, 0.0);
+        let scores: Vec<[f64; 2]> = rows
+            .iter()
+            .map(|row| products(row).iter().fold([0.0, 0.0], |[sum, size], p| [sum + p, size + p.abs()]))
+            .map(|both| both.map(|x| x * f64::from(scale)))
+            .collect();
+        let top = scores.iter().fold(f64::from(*sink), |m, s| m.max(s[0]));
+        for [score, size] in scores {
+            let weight = (score - top).exp();
+            let mantissa = (score - (score / LN_2).round() * LN_2).exp();
+            // A step of the tile truncates to 2^-23 of the products' sizes, sixteen times at most.
+            let error = size * 2e-6;
+            let rounded = [1.0 - error, 1.0 + error].map(|factor| f32_to_bf16((mantissa * factor) as f32));
+            total += weight;
+            ambiguous += if rounded[0] == rounded[1] { 0.0 } else { weight };
+        }
+        ambiguous / (total + (f64::from(*sink) - top).exp())
+    };
+    q.chunks(d).zip(sink).map(of_head).collect()
 }
 
 /// Bytes before the layer's rows in a block, and after them.
@@ -191,6 +265,12 @@ impl Layer {
         (0..self.k).map(|i| i * n / self.k + noise.next_u64() as usize % (n / self.k)).collect()
     }
 
+    /// How many rows a row attends to.
+    fn list_len(self, position: usize) -> usize {
+        let n = self.n_visible(position);
+        WINDOW.min(position + 1) + if self.k == 0 { n } else { n.min(self.k) }
+    }
+
     /// The rows that a row attends to.
     fn list(self, seq: usize, position: usize) -> Vec<Vec<f32>> {
         let window = (position + 1).saturating_sub(WINDOW)..=position;
@@ -204,7 +284,7 @@ impl Layer {
     fn caches(self, batch: &Batch) -> [Vec<u8>; 2] {
         let mut rings = vec![0xFFu8; N_SLOTS * SLOT_STRIDE];
         let most = batch.runs.iter().map(|run| run.first_pos + run.n_rows).max().unwrap_or(0);
-        let mut blocks = vec![0xFFu8; n_blocks(most) * self.block_stride()];
+        let mut blocks = vec![0xFFu8; n_cache_blocks(most) * self.block_stride()];
         for run in &batch.runs {
             for position in run.first_pos.saturating_sub(WINDOW)..run.first_pos {
                 let at = slot(run.seq) * SLOT_STRIDE + position % N_RING * CACHE_ROW_BYTES;
@@ -236,6 +316,7 @@ impl Layer {
     }
 }
 
+/// The output of every row, the same from both forms.
 fn run(device: &Device, layer: Layer, batch: &Batch) -> Result<Vec<u8>, CaseError> {
     let (step, n) = (batch.upload(device, |_, _| 0)?, batch.n_bucket());
     let width = layer.n_heads * CACHE_DIMS;
@@ -247,6 +328,10 @@ fn run(device: &Device, layer: Layer, batch: &Batch) -> Result<Vec<u8>, CaseErro
     let (rings, blocks) = (upload(device, &rings)?, upload(device, &blocks)?);
     let (chosen, freqs) = (upload(device, &layer.chosen(batch))?, upload(device, rope_table().freqs())?);
     let out = output::<u16>(device, n * width)?;
+    // A chunk more than any list has.
+    let n_chunks = batch.rows().iter().map(|row| layer.list_len(row.1).div_ceil(CHUNK_ROWS)).max().unwrap_or(0) + 1;
+    let parts = output::<f32>(device, n * n_chunks * width)?;
+    let part_totals = output::<f32>(device, n * n_chunks * layer.n_heads * 2)?;
     let args = AttentionArgs {
         step: step.step,
         q: q.address(),
@@ -259,6 +344,8 @@ fn run(device: &Device, layer: Layer, batch: &Batch) -> Result<Vec<u8>, CaseErro
         chosen: if layer.k == 0 { 0 } else { chosen.address() },
         freqs: freqs.address(),
         out: out.address(),
+        parts: parts.address(),
+        part_totals: part_totals.address(),
         n_heads: layer.n_heads as u32,
         head_dim: CACHE_DIMS as u32,
         window: WINDOW as u32,
@@ -266,10 +353,16 @@ fn run(device: &Device, layer: Layer, batch: &Batch) -> Result<Vec<u8>, CaseErro
         ratio: layer.ratio as u32,
         k: layer.k as u32,
         scale: SCALE,
-        pad: 0,
+        n_chunks: n_chunks as u32,
     };
     launch(device, &args, n as u32)?;
-    home(device, &out)
+    let whole = home(device, &out)?;
+    device.fill(&out, 0, out.n_bytes(), 0xFF)?;
+    launch_split(device, &args, &RingStoreArgs { step: step.step, ..RingStoreArgs::default() }, n as u32)?;
+    if home::<u8>(device, &out)? != whole {
+        return Err(CaseError::Rule("the chunks of a list differ from the whole".into()));
+    }
+    Ok(whole)
 }
 
 fn check(device: &Device, layer: Layer, batch: &Batch) -> Result<Deviation, CaseError> {
@@ -278,13 +371,16 @@ fn check(device: &Device, layer: Layer, batch: &Batch) -> Result<Deviation, Case
     for ((seq, position), got) in batch.rows().into_iter().zip(got.chunks(2 * layer.n_heads * CACHE_DIMS)) {
         let rows = layer.list(seq, position);
         let want = reference(&query(layer, seq, position), &rows, &sink, SCALE);
-        let top = rows.iter().flatten().fold(0.0f32, |m, x| m.max(x.abs()));
-        for (want, got) in want.chunks(CACHE_DIMS).zip(got.chunks(2 * CACHE_DIMS)) {
+        let ambiguous = ambiguous_shares(&query(layer, seq, position), &rows, &sink, SCALE);
+        let top = f64::from(rows.iter().flatten().fold(0.0f32, |m, x| m.max(x.abs())));
+        let heads = want.chunks(CACHE_DIMS).zip(got.chunks(2 * CACHE_DIMS)).zip(ambiguous);
+        for ((want, got), ambiguous) in heads {
             let want: Vec<f32> = want.iter().map(|x| *x as f32).collect();
+            // Scores of up to hundreds carry errors of 1e-5, which the rows' shares take; a weight that rounds the other way moves its
+            // row's share by up to 2^-7, and the result by as much of a distance of two values.
+            let noise = 3e-4 * top + ambiguous * 2.0 * top / 128.0;
             for (got, want) in values_of::<u16>(got).iter().zip(rope::reference(&table, position, &want, true)) {
-                // Scores of up to hundreds carry errors of 1e-5, which exp passes on; a p next to the middle of two bf16
-                // values may go the other way, 2^-8 of one row's share.
-                worst.add_bf16(*got, want, 3e-4 * f64::from(top));
+                worst.add_bf16(*got, want, noise);
             }
         }
     }

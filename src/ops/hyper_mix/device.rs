@@ -2,11 +2,15 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::device::{Device, DeviceError};
-use crate::ops::case::batch::{Batch, Runs, Worst, home, interleave, output, row_noise, run_everywhere, values_of};
+use crate::device::{Buffer, Device, DeviceError};
+use crate::ops::case::batch::{
+    Batch, Runs, StepBuffers, Worst, home, interleave, output, row_noise, run_everywhere, values_of,
+};
 use crate::ops::case::data::{Noise, upload};
 use crate::ops::case::{CaseError, Deviation, OpCase};
+use crate::ops::combine::{self, CombineArgs};
 use crate::ops::hyper_mix::{HC, HyperMixParams, MIXES, reference};
+use crate::ops::hyper_post::device::{self as hyper_post, HyperPostArgs};
 use crate::ops::rms_norm;
 use crate::ops::step::Step;
 
@@ -15,8 +19,8 @@ use crate::ops::step::Step;
 pub const PART_COLS: u32 = 1024;
 /// Floats of one part: the mixes' partial dots, the partial sum of squares, zeros.
 pub const PART_STRIDE: u32 = 32;
-/// Rows that a block of `hyper_dots` takes, so that they share its part of the matrix.
-const DOTS_ROWS: u32 = 8;
+/// Rows that a block of `hyper_dots` takes at most, so that they share its part of the matrix; up to as many blocks take one each.
+const MAX_DOTS_ROWS: u32 = 8;
 /// Threads of a block of either kernel.
 const N_THREADS: u32 = 256;
 
@@ -26,7 +30,7 @@ const N_THREADS: u32 = 256;
 pub struct HyperMixArgs {
     /// The step's rows, runs and counts.
     pub step: Step,
-    /// The copies.
+    /// The copies, which take the output of the sublayer before if there is one.
     pub residual: u64, // [T, HC, D] f32
     /// The matrix of the mixes.
     pub mix: u64, // [24, HC*D] f32
@@ -36,23 +40,35 @@ pub struct HyperMixArgs {
     pub scale: u64, // [3] f32
     /// Weight of the sublayer's norm.
     pub norm: u64, // [D] f32
-    /// pre, post and comb of each row, for `hyper_post`.
-    pub weights_out: u64, // [T, 24] f32
+    /// pre, post and comb of each row: those of the sublayer before, then this one's.
+    pub weights: u64, // [T, 24] f32
     /// The sublayer's input: mixed and normed.
     pub y: u64, // [T, D] bf16
     /// Scratch of `hyper_dots`, [`partials_bytes`] long.
     pub partials: u64, // [T, n_parts, 32] f32
+    /// Output of the sublayer before, which the copies have still to take; 0: the copies are whole.
+    pub output: u64, // [T, D] f32
+    /// Experts' results that are to be added up to that output first; 0: it is there.
+    pub routed: u64, // [T * K, D] f32
+    /// The sorted row of each (row, choice).
+    pub row_of: u64, // [T, K] u32
+    /// Results of the shared expert.
+    pub shared: u64, // [T, D] f32
     /// D, a multiple of 4.
     pub n_cols: u32,
     /// Normalisations of comb, at least 1.
     pub n_iters: u32,
+    /// K.
+    pub top_k: u32,
+    /// Rows of a block of `hyper_dots`, which [`launch`] sets.
+    pub rows_per_block: u32,
     /// Epsilon of both norms.
     pub norm_eps: f32,
     /// Epsilon of the hyper-connection.
     pub hc_eps: f32,
 }
 
-const _: () = assert!(size_of::<HyperMixArgs>() == 112);
+const _: () = assert!(size_of::<HyperMixArgs>() == 152);
 
 /// Parts into which the dots of a model of `n_cols` columns are cut.
 #[must_use]
@@ -72,9 +88,11 @@ pub const fn partials_bytes(n_rows: u32, n_cols: u32) -> usize {
 /// When the device refuses a launch.
 pub fn launch(device: &Device, args: &HyperMixArgs, n_rows: u32) -> Result<(), DeviceError> {
     assert!(args.n_cols.is_multiple_of(4), "hyper_mix: D: {}, want a multiple of 4", args.n_cols);
-    let grid = [n_parts(args.n_cols), n_rows.div_ceil(DOTS_ROWS), 1];
-    device.launch(device.kernel("hyper_dots")?, grid, N_THREADS, args)?;
-    device.launch(device.kernel("hyper_mix")?, [n_rows, 1, 1], N_THREADS, args)
+    let rows_per_block = n_rows.div_ceil(MAX_DOTS_ROWS).min(MAX_DOTS_ROWS);
+    let args = HyperMixArgs { rows_per_block, ..*args };
+    let grid = [n_parts(args.n_cols), n_rows.div_ceil(rows_per_block), 1];
+    device.launch(device.kernel("hyper_dots")?, grid, N_THREADS, &args)?;
+    device.launch(device.kernel("hyper_mix")?, [n_rows, 1, 1], N_THREADS, &args)
 }
 
 /// The kernels' cases: the model's width, one of several parts with a rest, the least; rows past a tile of 8.
@@ -92,8 +110,18 @@ pub fn cases() -> Vec<OpCase> {
         let name = format!("D {n_cols}, {} rows", batch.rows().len());
         OpCase::new("hyper_mix", name, move |device| check(device, n_cols, &batch))
     };
-    batches.map(case).into()
+    let joined = |(n_cols, runs): (usize, Runs)| {
+        let batch = Batch::new(runs);
+        let name = format!("D {n_cols}, {} rows after a sublayer", batch.rows().len());
+        OpCase::new("hyper_mix", name, move |device| after_a_sublayer(device, n_cols, &batch))
+    };
+    let all: Vec<OpCase> = batches.map(case).into();
+    let joined = [batches[0], batches[1], batches[2], (2048, MANY)].map(joined);
+    all.into_iter().chain(joined).collect()
 }
+
+/// More rows than there are blocks of one.
+const MANY: Runs = &[(1, 3, 77)];
 
 /// The weights of a case.
 struct Weights {
@@ -121,13 +149,14 @@ fn run(device: &Device, n_cols: usize, w: &Weights, batch: &Batch) -> Result<Vec
         base: base.address(),
         scale: scale.address(),
         norm: norm.address(),
-        weights_out: weights.address(),
+        weights: weights.address(),
         y: y.address(),
         partials: partials.address(),
         n_cols: n_cols as u32,
         n_iters: 20,
         norm_eps: 1e-6,
         hc_eps: 1e-6,
+        ..HyperMixArgs::default()
     };
     launch(device, &args, n as u32)?;
     Ok(interleave(&[home(device, &weights)?, home(device, &y)?], n))
@@ -155,7 +184,6 @@ fn check(device: &Device, n_cols: usize, batch: &Batch) -> Result<Deviation, Cas
             norm_eps: 1e-6,
             hc_eps: 1e-6,
             n_iters: 20,
-            wave: None,
         };
         let mut row = vec![0.0; n_cols];
         reference(&p, &mut weights, &mut row);
@@ -171,6 +199,91 @@ fn check(device: &Device, n_cols: usize, batch: &Batch) -> Result<Deviation, Cas
         }
     }
     Ok(worst.deviation())
+}
+
+/// Experts of a row in the cases after a sublayer.
+const TOP_K: usize = 3;
+
+/// What a sublayer of a case leaves, and the weights of the next one.
+struct Left {
+    n_rows: usize,
+    n_cols: usize,
+    step: StepBuffers,
+    next: [Buffer; 4], // mix, base, scale, norm
+    routed: Buffer,
+    row_of: Buffer,
+    shared: Buffer,
+    copies: Vec<f32>,
+    weights: Vec<f32>,
+}
+
+impl Left {
+    fn new(device: &Device, n_cols: usize, batch: &Batch) -> Result<Self, CaseError> {
+        let n_rows = batch.n_bucket();
+        let mut noise = Noise::new(14);
+        let mut floats = |n: usize| upload(device, &noise.floats(n));
+        Ok(Self {
+            n_rows,
+            n_cols,
+            step: batch.upload(device, |_, _| 0)?,
+            next: [floats(MIXES * HC * n_cols)?, floats(MIXES)?, floats(3)?, floats(n_cols)?],
+            routed: floats(n_rows * TOP_K * n_cols)?,
+            row_of: upload(device, &(0..(n_rows * TOP_K) as u32).rev().collect::<Vec<u32>>())?,
+            shared: floats(n_rows * n_cols)?,
+            copies: batch.values(HC * n_cols, |seq, position| residual(n_cols, seq, position)),
+            weights: batch.values(MIXES, |seq, position| row_noise(15, seq, position).floats(MIXES)),
+        })
+    }
+
+    /// Every byte that comes of it when so much is done by the kernels of those names: nothing, `combine`, `hyper_post` too.
+    fn run(&self, device: &Device, n_done: usize) -> Result<Vec<u32>, CaseError> {
+        let (n, step, n_cols, top_k) = (self.n_rows, self.step.step, self.n_cols as u32, TOP_K as u32);
+        let (residual, weights) = (upload(device, &self.copies)?, upload(device, &self.weights)?);
+        let (y, made) = (output::<u16>(device, n * self.n_cols)?, output::<f32>(device, n * self.n_cols)?);
+        let partials = output::<u8>(device, partials_bytes(n as u32, n_cols))?;
+        let (routed, row_of, shared) = (self.routed.address(), self.row_of.address(), self.shared.address());
+        if n_done >= 1 {
+            let args = CombineArgs { step, routed, row_of, shared, out: made.address(), n_cols, top_k };
+            combine::launch(device, &args, n as u32)?;
+        }
+        let (residual_at, weights_at, made_at) = (residual.address(), weights.address(), made.address());
+        if n_done >= 2 {
+            let (output, weights, residual) = (made_at, weights_at, residual_at);
+            hyper_post::launch(device, &HyperPostArgs { step, output, weights, residual, n_cols, pad: 0 }, n as u32)?;
+        }
+        let [mix, base, scale, norm] = [0, 1, 2, 3].map(|i: usize| self.next[i].address());
+        let args = HyperMixArgs {
+            step,
+            residual: residual_at,
+            mix,
+            base,
+            scale,
+            norm,
+            weights: weights_at,
+            y: y.address(),
+            partials: partials.address(),
+            output: if n_done >= 2 { 0 } else { made_at },
+            routed: if n_done >= 1 { 0 } else { routed },
+            row_of,
+            shared,
+            n_cols,
+            n_iters: 20,
+            top_k,
+            rows_per_block: 0,
+            norm_eps: 1e-6,
+            hc_eps: 1e-6,
+        };
+        launch(device, &args, n as u32)?;
+        let all = [&residual, &weights, &y, &made].map(|buffer| home(device, buffer));
+        Ok(all.into_iter().collect::<Result<Vec<Vec<u32>>, CaseError>>()?.concat())
+    }
+}
+
+/// With its experts to be added up, with its output, and with the residual whole, a sublayer leaves the same bytes.
+fn after_a_sublayer(device: &Device, n_cols: usize, batch: &Batch) -> Result<Deviation, CaseError> {
+    let left = Left::new(device, n_cols, batch)?;
+    let whole = left.run(device, 2)?;
+    Ok(Deviation::exact(&[left.run(device, 0)?, left.run(device, 1)?].concat(), &[&whole[..], &whole[..]].concat()))
 }
 
 #[cfg(test)]

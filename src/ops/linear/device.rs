@@ -20,7 +20,7 @@ pub const MAX_PROBLEMS: usize = 8;
 
 /// Where a product's number of rows is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
+#[repr(u16)]
 pub enum RowsCount {
     /// The step's rows.
     Rows = 0,
@@ -40,7 +40,7 @@ pub struct DeviceProduct {
     /// Inputs.
     pub x: u64, // [T, x_stride] bf16, 16-byte aligned rows
     /// Outputs.
-    pub y: u64, // [T, y_stride] f32, the first N of each row are written
+    pub y: u64, // [T, y_stride] f32, or bf16; the first N of each row are written
     /// Elements from one row of x to the next, a multiple of 8.
     pub x_stride: u32,
     /// Elements from one row of y to the next.
@@ -50,6 +50,8 @@ pub struct DeviceProduct {
     pub n_groups: u32,
     /// Rows of x and y.
     pub rows_count: RowsCount,
+    /// Whether outputs are rounded to bf16, as the next product's input.
+    pub is_rounded: bool,
 }
 
 /// Which entry point runs: how many rows of x a block takes. All give the same bits.
@@ -64,7 +66,7 @@ pub enum ProductForm {
 /// One problem as the kernel reads it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-struct LinearProblem {
+pub(in crate::ops) struct LinearProblem {
     codes: u64,
     scales: u64,
     x: u64,
@@ -76,7 +78,8 @@ struct LinearProblem {
     group_rows: u32,
     format: u32,
     first_tile: u32,
-    rows_count_source: u32,
+    rows_count_source: u16,
+    is_rounded: u16,
 }
 
 /// Arguments of the kernel, field for field.
@@ -178,7 +181,7 @@ pub fn cases() -> Vec<OpCase> {
 }
 
 /// Blocks over a product's weight rows.
-fn n_blocks(product: &DeviceProduct, form: ProductForm) -> u32 {
+pub(in crate::ops) fn n_blocks(product: &DeviceProduct, form: ProductForm) -> u32 {
     let weight = product.weight;
     let tiles_per_block = form.row_tiles_per_block(weight.n_splits(1));
     match form {
@@ -190,7 +193,8 @@ fn n_blocks(product: &DeviceProduct, form: ProductForm) -> u32 {
     }
 }
 
-fn problem(p: &DeviceProduct, first_tile: u32) -> LinearProblem {
+/// One problem of a launch, whose first block is `first_tile`.
+pub(in crate::ops) fn problem(p: &DeviceProduct, first_tile: u32) -> LinearProblem {
     let WeightShape { n_rows, n_cols, format } = p.weight;
     p.weight.check("linear");
     assert!(p.n_groups > 0 && n_rows.is_multiple_of(p.n_groups), "linear: N: {n_rows} rows in {} groups", p.n_groups);
@@ -219,6 +223,7 @@ fn problem(p: &DeviceProduct, first_tile: u32) -> LinearProblem {
         group_rows,
         format: format as u32,
         first_tile,
-        rows_count_source: p.rows_count as u32,
+        rows_count_source: p.rows_count as u16,
+        is_rounded: u16::from(p.is_rounded),
     }
 }

@@ -47,6 +47,9 @@ pub(super) fn cases() -> Vec<OpCase> {
     for format in [Fp8, Mxfp4] {
         cases.push(case(format!("{format:?}: every code and scale"), move |device| every_code(device, format)));
     }
+    for format in FORMATS {
+        cases.push(case(format!("{format:?}: results rounded to BF16"), move |device| rounded(device, format)));
+    }
     cases.push(case("eight products at once".to_owned(), several));
     cases.push(case("results past 4 GiB (not on the simulator)".to_owned(), far_results));
     cases
@@ -107,6 +110,7 @@ impl Problem {
             y_stride: self.y_stride as u32,
             n_groups: self.n_groups,
             rows_count: RowsCount::Rows,
+            is_rounded: false,
         }
     }
 
@@ -186,6 +190,32 @@ fn batches(device: &Device, format: WeightFormat) -> Result<Deviation, CaseError
         }
     }
     Ok(problem.deviation(&all))
+}
+
+/// Rounded results are those of F32, rounded, in every form.
+fn rounded(device: &Device, format: WeightFormat) -> Result<Deviation, CaseError> {
+    const ROWS: u32 = 70;
+    let shape = WeightShape { n_rows: 33, n_cols: 544, format };
+    let problem = Problem::new(device, &mut Noise::new(26), shape, 1, ROWS)?;
+    let (step, _counts) = step(device, ROWS)?;
+    launch(device, step, &[problem.product(0)], ROWS)?;
+    let want = problem.take(device, 0, ROWS as usize)?.into_iter().map(f32_to_bf16);
+    let (mut all_got, mut all_want) = (Vec::new(), Vec::new());
+    for form in FORMS {
+        // Rows of 33 bf16 and one more, in the room of f32.
+        let product = DeviceProduct { y_stride: 34, is_rounded: true, ..problem.product(0) };
+        launch_as(device, form, step, &[product], ROWS + 3)?;
+        let n_values = problem.y.n_bytes() / 2;
+        let got: Vec<u16> = download(device, &problem.y, n_values)?;
+        device.fill(&problem.y, 0, problem.y.n_bytes(), 0xFF)?;
+        let mut expected = vec![u16::MAX; n_values];
+        for (row, values) in expected.chunks_mut(34).zip(want.clone().collect::<Vec<u16>>().chunks(33)) {
+            row[..33].copy_from_slice(values);
+        }
+        all_got.extend(got);
+        all_want.extend(expected);
+    }
+    Ok(Deviation::exact(&all_got, &all_want))
 }
 
 /// x is the identity, so that y is the expanded weight itself: every code, under scales from 2^-126 to 2^113.
