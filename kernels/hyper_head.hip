@@ -44,7 +44,7 @@ DEVICE void head_weights(const HyperHeadArgs& args, const float* x, float* scrat
 /// Column i of the mixed row.
 DEVICE float mixed(const HyperHeadArgs& args, const float* x, const float g[HC], u32 i) {
     float sum = g[0] * x[i];
-    for (u32 c = 1; c < HC; c++) sum = sum + g[c] * x[(u64)c * args.n_cols + i];
+    for (u32 c = 1; c < HC; c++) sum = fma(g[c], x[(u64)c * args.n_cols + i], sum);
     return sum;
 }
 

@@ -49,6 +49,8 @@ class Proof:
 
     def __init__(self, flashd, device):
         self.flashd, self.device, self.rows = pathlib.Path(flashd).resolve(), device, []
+        # The CPU's mode that adds in the device's order.
+        self.mode = "device64" if device == "hip" else "device"
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="flashd-proof-"))
 
     def step(self, name, work):
@@ -67,10 +69,29 @@ class Proof:
         return is_ok, ", ".join(f"{p} passed, {f} failed" for p, f in counts) or output[-600:]
 
     def logits(self, model, tokens, chunk, *place):
+        return self.tensors(model, tokens, chunk, *place)["logits"]
+
+    def tensors(self, model, tokens, chunk, *place):
         out, file = self.folder / "logits.safetensors", self.folder / "tokens.json"
         file.write_text(json.dumps(tokens))
         run(self.flashd, "debug", "logits", "--model", model, "--tokens", file, "--out", out, "--chunk", chunk, *place)
-        return tensors(out)["logits"]
+        return tensors(out)
+
+    def first_difference(self, model, tokens):
+        """Where the layers of device and CPU part, for the tokens given: the first value of the pass that differs."""
+        traces = [
+            self.tensors(model, tokens, 64, "--trace", *place)
+            for place in (["--device", self.device], ["--mode", self.mode])
+        ]
+        n_layers = 1 + max(int(name.split(".")[1]) for name in traces[0] if "." in name)
+        n_rows = len(tokens["prompt"]) + len(tokens["then"])
+        for name in (f"{part}.{layer}" for layer in range(n_layers) for part in ("attention", "experts", "residual")):
+            on_device, on_cpu = (trace[name] for trace in traces)
+            width = len(on_cpu) // n_rows
+            for i, (a, b) in enumerate(zip(on_device, on_cpu)):
+                if a != b:
+                    return f"{name}, row {i // width}, element {i % width}: {a!r} instead of {b!r}"
+        return "only in the head"
 
     def fixture(self, name):
         """Forced tokens on the device against the CPU, then the same bits over chunks and over prefill against decode."""
@@ -82,7 +103,7 @@ class Proof:
         first = golden["decode_range"][0]
         tokens = {"prompt": ids[:first], "then": ids[first : first + N_FORCED]}
         on_device = self.logits(model, tokens, 64, "--device", self.device)
-        on_cpu = self.logits(model, tokens, 512, "--mode", "device")
+        on_cpu = self.logits(model, tokens, 512, "--mode", self.mode)
         n_rows = 1 + len(tokens["then"])
         width = len(on_device) // n_rows
         errors = [
@@ -98,7 +119,13 @@ class Proof:
             self.logits(model, {"prompt": ids[:n_all], "then": []}, chunk, "--device", self.device) == last
             for chunk in (1, 7, 64, 512)
         ]
-        text = f"median {median:.2e}, {share:.1%} within {WITHIN}, worst {max(errors):.2e}; same bits in chunks of 1, 7, 64, 512: {same}"
+        n_equal = sum(error == 0 for error in errors)
+        text = f"median {median:.2e}, {share:.1%} within {WITHIN}, worst {max(errors):.2e}, {n_equal} of {n_rows} positions equal"
+        text += f"; same bits in chunks of 1, 7, 64, 512: {same}"
+        if n_equal < n_rows:
+            n_then = next(i for i, error in enumerate(errors) if error > 0)
+            where = self.first_difference(model, {"prompt": ids[:first], "then": ids[first : first + n_then]})
+            text += f"; first difference: {where}"
         return median <= MEDIAN and share >= SHARE and all(same), text
 
     def serve(self, *flags):

@@ -3,11 +3,12 @@
 
 mod lab;
 
+use flashd::device::SimWave;
 use flashd::device::cpu::SimdLevel;
 use flashd::ids::{BlockId, CheckpointId, SlotIdx, TokenId};
 use flashd::model::batch::RowKind;
 use flashd::model::forward::Rounding;
-use lab::golden::{Golden, check_decode, check_prefill, check_trace};
+use lab::golden::{Golden, check_both, check_decode, check_prefill, check_trace};
 use lab::{Feed, Lab, Sequence, assert_same_bits};
 
 /// Both fixtures in one mode.
@@ -36,7 +37,9 @@ fn golden_official() {
 
 #[test]
 fn device_mode_is_near_golden_kvq() {
-    check_golden(Rounding::Device);
+    for name in ["small", "odd"] {
+        check_both(&Golden::load(name), Rounding::Device(SimWave::W32));
+    }
 }
 
 /// Residual, attention and experts of every layer: names the layer when a formula is wrong.

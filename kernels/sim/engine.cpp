@@ -199,7 +199,29 @@ struct Layout {
     u32 c_col(u32 l, u32 i) const { return wide ? l % 16 : l % 4 * 2 + i % 2; }
 };
 
-/// C += A B of one wave, each element in ascending k by fused multiply-add.
+double power_of_two(i32 exponent) { return __builtin_bit_cast(double, (u64)(exponent + 1023) << 52); }
+i32 exponent_field(float x) { return (i32)(bits(x) >> 23 & 0xFF); }
+
+/// What one matrix instruction of sm_90 makes of sixteen products and the accumulator: all are cut towards zero to multiples of 2^-25 of
+/// the largest one's power of two, added exactly, and the sum is cut towards zero. Anything that is not finite gives NaN. The
+/// same rule is in src/device/cpu/tile.rs, which says where it is from.
+float fused_sum(const float* a, const float* b, float c) {
+    // Exponent fields; that of a subnormal is 1, and nothing is below it.
+    i32 top = std::max(exponent_field(c), 1), largest = top;
+    for (u32 k = 0; k < 16; k++) {
+        i32 fa = std::max(exponent_field(a[k]), 1), fb = std::max(exponent_field(b[k]), 1);
+        top = std::max(top, a[k] == 0.0f || b[k] == 0.0f ? 1 : fa + fb - 127);
+        largest = std::max(largest, std::max(fa, fb));
+    }
+    if (largest == 255) return from_bits(0x7FC00000);
+    double inverse = power_of_two(127 + 25 - top), sum = __builtin_trunc((double)c * inverse);
+    for (u32 k = 0; k < 16; k++) sum += __builtin_trunc((double)a[k] * (double)b[k] * inverse);
+    sum *= power_of_two(top - 127 - 25);
+    if (__builtin_fabs(sum) < 1.17549435e-38) return (float)(__builtin_trunc(sum * power_of_two(149)) * power_of_two(-149));
+    return (float)__builtin_bit_cast(double, __builtin_bit_cast(u64, sum) & ~((1ull << 29) - 1));
+}
+
+/// C += A B of one wave: waves of 32 as sm_90 adds, waves of 64 in ascending k by fused multiply-add.
 void run_mma(Fibre* lanes, u32 wave) {
     Layout layout{wave == 64};
     float a[16][16], b[16][16] = {}, c[16][16] = {};
@@ -212,10 +234,15 @@ void run_mma(Fibre* lanes, u32 wave) {
             c[layout.c_row(l, i)][layout.c_col(l, i)] = lanes[l].c[i];
         }
     }
-    for (u32 m = 0; m < 16; m++) {
+    for (u32 m = 0; layout.wide && m < 16; m++) {
         for (u32 k = 0; k < 16; k++) {
             for (u32 n = 0; n < 16; n++) c[m][n] = __builtin_fmaf(a[m][k], b[k][n], c[m][n]);
         }
+    }
+    for (u32 n = 0; !layout.wide && n < 8; n++) {
+        float column[16];
+        for (u32 k = 0; k < 16; k++) column[k] = b[k][n];
+        for (u32 m = 0; m < 16; m++) c[m][n] = fused_sum(a[m], column, c[m][n]);
     }
     for (u32 l = 0; l < wave; l++) {
         for (u32 i = 0; i < 4; i++) lanes[l].c[i] = c[layout.c_row(l, i)][layout.c_col(l, i)];

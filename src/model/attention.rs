@@ -8,7 +8,7 @@ use crate::model::indexer::{self, IndexerScratch};
 use crate::model::pool::Pool;
 use crate::model::weights::AttentionWeights;
 use crate::ops::attention::{AttentionBatchParams, attention_batch};
-use crate::ops::linear::{LinearParams, linear, linear_batch, linear_grouped};
+use crate::ops::linear::{LinearParams, linear_grouped, linear_in_tiles};
 use crate::ops::rms_norm::{RmsNormParams, rms_norm};
 use crate::ops::round_fp8::round_cache_row;
 
@@ -94,7 +94,7 @@ fn project(step: &Step<'_>, w: &AttentionWeights, ratio: usize, y: &[f32], s: &m
     if let Some(indexer) = &w.indexer {
         products.extend(indexer::projections(step, indexer, y, &mut s.indexer));
     }
-    linear_batch(step.cpu, products);
+    step.products(products);
     if let Some(compressor) = &w.compressor {
         compressor::add_position_term(step, compressor, ratio, &mut s.compressor);
     }
@@ -105,11 +105,11 @@ fn finish_queries(step: &Step<'_>, w: &AttentionWeights, ratio: usize, s: &mut A
     let (n_rows, rank, head_dim) = (step.n_rows(), w.wq_a.n_rows, step.shape.head_dim);
     let eps = step.shape.rms_norm_eps;
     let qr = &mut s.qr[..n_rows * rank];
-    rms_norm(step.cpu, RmsNormParams { x: qr, n_cols: rank, weight: Some(&w.q_norm), eps });
+    rms_norm(step.cpu, RmsNormParams { x: qr, n_cols: rank, weight: Some(&w.q_norm), eps, sums: step.block_sums(1) });
     let x = step.product_input(qr, rank, &mut s.qr_input);
     let q = fit(&mut s.q, n_rows * w.wq_b.n_rows);
-    linear(step.cpu, LinearParams::dense(x, &w.wq_b, n_rows, q));
-    rms_norm(step.cpu, RmsNormParams { x: q, n_cols: head_dim, weight: None, eps });
+    step.products(vec![LinearParams::dense(x, &w.wq_b, n_rows, q)]);
+    rms_norm(step.cpu, RmsNormParams { x: q, n_cols: head_dim, weight: None, eps, sums: step.wave_sums(head_dim) });
     let (rotations, n_heads) = (step.rotations(ratio), step.shape.num_attention_heads);
     step.cpu.par_chunks(q, head_dim, ROPE_TILE, |i, head| rotations[i / n_heads].forward(head));
     step.round_if_device(q, head_dim);
@@ -119,8 +119,8 @@ fn finish_queries(step: &Step<'_>, w: &AttentionWeights, ratio: usize, s: &mut A
 fn finish_rows(step: &Step<'_>, w: &AttentionWeights, ratio: usize, s: &mut AttentionScratch) {
     let head_dim = step.shape.head_dim;
     let kv = &mut s.kv[..step.n_rows() * head_dim];
-    let eps = step.shape.rms_norm_eps;
-    rms_norm(step.cpu, RmsNormParams { x: kv, n_cols: head_dim, weight: Some(&w.kv_norm), eps });
+    let (eps, sums) = (step.shape.rms_norm_eps, step.wave_sums(head_dim));
+    rms_norm(step.cpu, RmsNormParams { x: kv, n_cols: head_dim, weight: Some(&w.kv_norm), eps, sums });
     let rotations = step.rotations(ratio);
     step.cpu.par_chunks(kv, head_dim, ROPE_TILE / 4, |t, row| {
         rotations[t].forward(row);
@@ -148,7 +148,7 @@ fn attend(step: &Step<'_>, layer: LayerIdx, w: &AttentionWeights, cache: &Cache,
         scale: 1.0 / (head_dim as f32).sqrt(),
         rows,
         max_rows: shape.sliding_window + pool.max_rows(),
-        is_device: step.rounding.is_device(),
+        wave: step.rounding.wave(),
         out,
     };
     attention_batch(step.cpu, params);
@@ -201,8 +201,12 @@ fn project_out(step: &Step<'_>, w: &AttentionWeights, ratio: usize, s: &mut Atte
         rows: 0..n_groups_cols,
         y: groups,
         y_stride: n_groups_cols,
+        n_alike: 1,
     };
-    linear_grouped(step.cpu, params, step.shape.o_groups);
+    match step.rounding.wave() {
+        None => linear_grouped(step.cpu, params, step.shape.o_groups),
+        Some(wave) => linear_in_tiles(step.cpu, wave, params, step.shape.o_groups),
+    }
     let x = step.product_input(groups, n_groups_cols, &mut s.groups_input);
-    linear(step.cpu, LinearParams::dense(x, &w.wo_b, n_rows, out));
+    step.products(vec![LinearParams::dense(x, &w.wo_b, n_rows, out)]);
 }

@@ -82,8 +82,8 @@ pub(super) fn run(
         let raw = RawRows { run, ring, values: &s.values, gates: &s.gates, width: w.wkv.n_rows };
         pool(step, &raw, ratio, group, row);
     });
-    let params = RmsNormParams { x: rows, n_cols: head_dim, weight: Some(&w.norm), eps: step.shape.rms_norm_eps };
-    rms_norm(step.cpu, params);
+    let (eps, sums) = (step.shape.rms_norm_eps, step.wave_sums(head_dim));
+    rms_norm(step.cpu, RmsNormParams { x: rows, n_cols: head_dim, weight: Some(&w.norm), eps, sums });
     step.cpu.par_chunks(rows, head_dim, ROW_TILE, |i, row| {
         step.compressed_rotation(groups[i].1 * ratio).forward(row);
         finish(step, kind, row);

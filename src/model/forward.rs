@@ -6,7 +6,9 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use crate::device::SimWave;
 use crate::device::cpu::Cpu;
+use crate::device::cpu::tile::ThreadSums;
 use crate::ids::{BlockId, LayerIdx, SlotIdx, TokenId};
 use crate::model::attention::{self, AttentionScratch};
 use crate::model::batch::Batch;
@@ -16,7 +18,7 @@ use crate::model::moe::{self, MoeScratch};
 use crate::model::shape::{HC_MULT, ModelShape, ROPE_HEAD_DIM};
 use crate::model::weights::Weights;
 use crate::ops::embed::embed;
-use crate::ops::linear::{LinearParams, linear};
+use crate::ops::linear::{LinearParams, linear_batch, linear_in_tiles};
 use crate::ops::rms_norm::{RmsNormParams, rms_norm};
 use crate::ops::rope::{RopeParams, RopeTable, Rotation, YarnParams};
 use crate::ops::round_fp8::{round_activations, round_to_bf16};
@@ -30,13 +32,13 @@ pub enum Rounding {
     Kvq,
     /// The caches as in `Kvq`, and the inputs of FP8 and MXFP4 products to FP8, as the published reference implementation does.
     Official,
-    /// The caches as in `Kvq` with rotary dims in BF16, and the inputs of all products but the hyper-connections' to BF16, as the
-    /// kernels of GPUs do: for comparing with them closely.
-    Device,
+    /// The caches as in `Kvq` with rotary dims in BF16, and the inputs of all products but the hyper-connections' to BF16, and sums
+    /// in the order of the kernels of GPUs at a wave width: for comparing with them closely.
+    Device(SimWave),
 }
 
 /// A place in the forward pass whose values can be looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TracePoint {
     /// Output of a layer's attention, `[T, D]`.
     Attention(LayerIdx),
@@ -117,7 +119,7 @@ impl Rounding {
     pub const fn row_format(self) -> RowFormat {
         match self {
             Self::Exact => RowFormat::Exact,
-            Self::Kvq | Self::Official | Self::Device => RowFormat::Kvq,
+            Self::Kvq | Self::Official | Self::Device(_) => RowFormat::Kvq,
         }
     }
 
@@ -130,13 +132,22 @@ impl Rounding {
     /// Whether the inputs of FP8 and MXFP4 products are rounded.
     #[must_use]
     pub const fn rounds_activations(self) -> bool {
-        matches!(self, Self::Official | Self::Device)
+        matches!(self, Self::Official | Self::Device(_))
+    }
+
+    /// Whose kernels' roundings and order of sums are taken, if any's.
+    #[must_use]
+    pub const fn wave(self) -> Option<SimWave> {
+        match self {
+            Self::Device(wave) => Some(wave),
+            _ => None,
+        }
     }
 
     /// Whether what goes into products is BF16, as in the kernels of GPUs.
     #[must_use]
     pub const fn is_device(self) -> bool {
-        matches!(self, Self::Device)
+        self.wave().is_some()
     }
 }
 
@@ -281,6 +292,25 @@ impl<'a> Step<'a> {
         rounded
     }
 
+    /// Computes products; their inputs are rounded where the mode wants it.
+    pub fn products(&self, products: Vec<LinearParams<'_>>) {
+        match self.rounding.wave() {
+            None => linear_batch(self.cpu, products),
+            Some(wave) => products.into_iter().for_each(|p| linear_in_tiles(self.cpu, wave, p, 1)),
+        }
+    }
+
+    /// How the 256 threads of a kernel's block add up a row, `run` columns a thread in turn; none where the mode is not that of GPUs.
+    pub fn block_sums(&self, run: usize) -> Option<ThreadSums> {
+        self.rounding.wave().map(|wave| ThreadSums { n_threads: 256, run, wave: wave.n_lanes() as usize })
+    }
+
+    /// How one wave adds up a row, four columns a lane in turn, or its share of a row that has fewer; none as for a block.
+    pub fn wave_sums(&self, n_cols: usize) -> Option<ThreadSums> {
+        let n_lanes = self.rounding.wave()?.n_lanes() as usize;
+        Some(ThreadSums { n_threads: n_lanes, run: (n_cols / n_lanes).clamp(1, 4), wave: n_lanes })
+    }
+
     /// Rounds values that only go into products, where the mode is that of GPUs.
     pub fn round_if_device(&self, x: &mut [f32], n_cols: usize) {
         if self.rounding.is_device() {
@@ -392,8 +422,9 @@ fn head(
     }
     let row = &mut scratch.normed[..n_wanted * n_cols];
     hyper::finish(step, &weights.hc_head, &scratch.residual[..n_wanted * n_copies], &mut scratch.hyper, row);
-    rms_norm(step.cpu, RmsNormParams { x: row, n_cols, weight: Some(&weights.norm), eps: step.shape.rms_norm_eps });
+    let (eps, sums) = (step.shape.rms_norm_eps, step.block_sums(1));
+    rms_norm(step.cpu, RmsNormParams { x: row, n_cols, weight: Some(&weights.norm), eps, sums });
     step.round_if_device(row, n_cols);
     let logits = fit(logits, n_wanted * step.shape.vocab_size);
-    linear(step.cpu, LinearParams::dense(row, &weights.head, n_wanted, logits));
+    step.products(vec![LinearParams::dense(row, &weights.head, n_wanted, logits)]);
 }

@@ -3,10 +3,11 @@
 use crate::model::forward::{Step, fit, gather_rows};
 use crate::model::weights::HyperWeights;
 use crate::ops::hyper_head::{self, HyperHeadParams};
-use crate::ops::hyper_mix::{self, HC, HyperMixParams, MIXES};
+use crate::ops::hyper_mix::{self, HC, HyperMixParams, MIXES, part_dot};
 use crate::ops::hyper_post::{self, HyperPostParams};
 use crate::ops::linear::{LinearParams, linear};
 use crate::ops::rms_norm::{RmsNormParams, rms_norm};
+use crate::tensor::matrix::{Matrix, MatrixData};
 
 /// What `enter` leaves for `leave`.
 #[derive(Debug, Default)]
@@ -39,7 +40,11 @@ pub(super) fn enter(
 ) {
     let (shape, n_rows) = (step.shape, step.n_rows());
     let mixes = fit(&mut scratch.weights, n_rows * MIXES);
-    linear(step.cpu, LinearParams::dense(residual, &w.mix, n_rows, mixes));
+    let wave = step.rounding.wave();
+    match wave {
+        None => linear(step.cpu, LinearParams::dense(residual, &w.mix, n_rows, mixes)),
+        Some(wave) => dots(step, &w.mix, residual, mixes, |x, y| part_dot(step.cpu.level(), wave, x, y)),
+    }
     let params = HyperMixParams {
         n_cols: shape.hidden_size,
         residual,
@@ -48,12 +53,29 @@ pub(super) fn enter(
         norm_eps: shape.rms_norm_eps,
         hc_eps: shape.hc_eps,
         n_iters: shape.hc_sinkhorn_iters,
+        wave,
     };
     hyper_mix::run(step.cpu, &params, mixes, normed);
-    let params =
-        RmsNormParams { x: &mut *normed, n_cols: shape.hidden_size, weight: Some(norm), eps: shape.rms_norm_eps };
-    rms_norm(step.cpu, params);
-    step.round_if_device(normed, shape.hidden_size);
+    let (n_cols, eps, sums) = (shape.hidden_size, shape.rms_norm_eps, step.block_sums(4));
+    rms_norm(step.cpu, RmsNormParams { x: &mut *normed, n_cols, weight: Some(norm), eps, sums });
+    step.round_if_device(normed, n_cols);
+}
+
+/// `y[t, m]` = the dot of x's row t with row m of a matrix of f32.
+fn dots(step: &Step<'_>, w: &Matrix, x: &[f32], y: &mut [f32], dot: impl Fn(&[f32], &[f32]) -> f32 + Sync) {
+    let values: &[f32] = if let MatrixData::F32 { values } = &w.data { values } else { &[] };
+    assert!(
+        values.len() == w.n_rows * w.n_cols,
+        "hyper: mixes of {} f32, want {} x {}",
+        values.len(),
+        w.n_rows,
+        w.n_cols
+    );
+    step.cpu.par_chunks(y, w.n_rows, 1, |t, y| {
+        for (y, row) in y.iter_mut().zip(values.chunks_exact(w.n_cols)) {
+            *y = dot(row, &x[t * w.n_cols..][..w.n_cols]);
+        }
+    });
 }
 
 /// The new residual from the sublayer's output and the old one.
@@ -73,7 +95,11 @@ pub(super) fn finish(
     let n_cols = step.shape.hidden_size;
     let n_rows = row.len() / n_cols;
     let mixes = fit(&mut scratch.weights, n_rows * HC);
-    linear(step.cpu, LinearParams::dense(residual, &w.mix, n_rows, mixes));
+    let sums = step.block_sums(1);
+    match sums {
+        None => linear(step.cpu, LinearParams::dense(residual, &w.mix, n_rows, mixes)),
+        Some(sums) => dots(step, &w.mix, residual, mixes, |x, y| sums.dot(step.cpu.level(), x, y)),
+    }
     let params = HyperHeadParams {
         n_cols,
         residual,
@@ -82,6 +108,7 @@ pub(super) fn finish(
         scale: w.scale[0],
         norm_eps: step.shape.rms_norm_eps,
         hc_eps: step.shape.hc_eps,
+        sums,
     };
     hyper_head::run(step.cpu.level(), &params, row);
 }

@@ -8,7 +8,7 @@ use crate::model::pool::{Visible, visible_groups};
 use crate::model::weights::IndexerWeights;
 use crate::ops::hadamard::hadamard;
 use crate::ops::index_score::{IndexScoreParams, Keys, index_score};
-use crate::ops::linear::{LinearParams, linear};
+use crate::ops::linear::LinearParams;
 use crate::ops::round_fp4::round_fp4;
 use crate::ops::top_k::top_k as top_k_indices;
 
@@ -110,7 +110,7 @@ fn is_choosing(step: &Step<'_>, layer: LayerIdx, t: usize) -> bool {
 fn make_queries(step: &Step<'_>, w: &IndexerWeights, ratio: usize, qr: &[f32], s: &mut IndexerScratch) {
     let (n_heads, head_dim) = (step.shape.index_n_heads, step.shape.index_head_dim);
     let queries = fit(&mut s.queries, step.n_rows() * n_heads * head_dim);
-    linear(step.cpu, LinearParams::dense(qr, &w.wq_b, step.n_rows(), queries));
+    step.products(vec![LinearParams::dense(qr, &w.wq_b, step.n_rows(), queries)]);
     let rotations = step.rotations(ratio);
     step.cpu.par_chunks(queries, head_dim, HEAD_TILE, |i, head| {
         rotations[i / n_heads].forward(head);

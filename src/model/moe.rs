@@ -2,10 +2,12 @@
 
 use crate::model::forward::{Step, fit};
 use crate::model::weights::{ExpertWeights, MoeWeights};
-use crate::ops::linear::{LinearParams, linear, linear_batch};
+use crate::ops::linear::LinearParams;
 use crate::ops::route::{self, RouteChoice, RouteParams};
 use crate::ops::swiglu::{SwigluParams, swiglu};
 
+/// Routed experts that a device works with at the same time at least: its split of K counts on them.
+const N_ALIKE: u32 = 8;
 /// Rows that a thread adds up at a time.
 const ROW_TILE: usize = 8;
 
@@ -43,13 +45,13 @@ pub(super) fn run(
     let (gates, ups) = (fit(&mut s.gates, n_rows * width), fit(&mut s.ups, n_rows * width));
     let mut products = expert_products(w, &s.n_rows_of, step.n_rows(), |e| &e.w1, inputs, gates);
     products.extend(expert_products(w, &s.n_rows_of, step.n_rows(), |e| &e.w3, inputs, ups));
-    linear_batch(step.cpu, products);
+    step.products(products);
     let hidden = fit(&mut s.hidden, n_rows * width);
     let (limit, weights) = (step.shape.swiglu_limit, Some(&s.row_weights[..n_rows]));
     swiglu(step.cpu, SwigluParams { gate: gates, up: ups, limit, weights, n_cols: width, out: hidden });
     let hidden = step.product_input(hidden, width, &mut s.hidden_input);
     let outputs = fit(&mut s.outputs, n_rows * n_cols);
-    linear_batch(step.cpu, expert_products(w, &s.n_rows_of, step.n_rows(), |e| &e.w2, hidden, outputs));
+    step.products(expert_products(w, &s.n_rows_of, step.n_rows(), |e| &e.w2, hidden, outputs));
     combine(step, s, out);
 }
 
@@ -57,7 +59,7 @@ pub(super) fn run(
 fn choose(step: &Step<'_>, w: &MoeWeights, y: &[f32], s: &mut MoeScratch) {
     let (n_tokens, n_experts, top_k) = (step.n_rows(), w.experts.len(), step.shape.num_experts_per_tok);
     let logits = fit(&mut s.logits, n_tokens * n_experts);
-    linear(step.cpu, LinearParams::dense(y, &w.gate, n_tokens, logits));
+    step.products(vec![LinearParams::dense(y, &w.gate, n_tokens, logits)]);
     let choice = match (&w.tid2eid, &w.bias) {
         (Some(tid2eid), _) => RouteChoice::Table { tid2eid, token_ids: &step.token_ids },
         (None, bias) => RouteChoice::Score { bias: bias.as_deref().unwrap_or(&[]) },
@@ -105,13 +107,14 @@ fn expert_products<'a>(
     mut y: &'a mut [f32], // [rows, N] f32
 ) -> Vec<LinearParams<'a>> {
     let mut products = Vec::new();
-    let experts = w.experts.iter().zip(n_rows_of.iter().copied()).chain([(&w.shared, n_tokens)]);
-    for (expert, n_rows) in experts.filter(|(_, n_rows)| *n_rows > 0) {
+    let routed = w.experts.iter().zip(n_rows_of).map(|(expert, n_rows)| (expert, *n_rows, N_ALIKE));
+    let experts = routed.chain([(&w.shared, n_tokens, 1)]);
+    for (expert, n_rows, n_alike) in experts.filter(|(_, n_rows, _)| *n_rows > 0) {
         let weight = matrix(expert);
         let (own_x, rest_x) = x.split_at(n_rows * weight.n_cols);
         let (own_y, rest_y) = std::mem::take(&mut y).split_at_mut(n_rows * weight.n_rows);
         (x, y) = (rest_x, rest_y);
-        products.push(LinearParams::dense(own_x, weight, n_rows, own_y));
+        products.push(LinearParams { n_alike, ..LinearParams::dense(own_x, weight, n_rows, own_y) });
     }
     products
 }

@@ -5,13 +5,15 @@
 //! depends on its own query, the rows and their order, and nothing else.
 
 pub mod device;
+mod rounded;
+
+pub use rounded::{CHUNK_ROWS, attention_rounded};
 
 use std::cell::RefCell;
 
+use crate::device::SimWave;
 use crate::device::cpu::attention::{attention_scores, softmax_with_sink, weighted_rows};
-use crate::device::cpu::math::{exp_parts, exp2_int};
 use crate::device::cpu::{Cpu, Level};
-use crate::tensor::format::{bf16_to_f32, f32_to_bf16};
 
 /// Heads that one thread takes together: they share every load of a row.
 const HEAD_GROUP: usize = 4;
@@ -55,46 +57,6 @@ pub fn attention(level: Level, params: AttentionParams) {
     });
 }
 
-/// Rows of a chunk of [`attention_rounded`].
-pub const CHUNK_ROWS: usize = 64;
-
-/// As [`attention`], with the roundings of GPU kernels: e^score = m 2^n, and m is rounded to BF16, for the sum of rows and for the
-/// denominator alike. Rows are taken in chunks of 64 in list order, relative to the chunk's largest n, and chunks are added in order
-/// relative to the largest n so far, which starts at the sink's: powers of two, so that nothing is rounded but the sums. The sink joins
-/// the denominator at the end.
-pub fn attention_rounded(level: Level, params: AttentionParams) {
-    let AttentionParams { q, rows, sink, scale, out } = params;
-    let (n_heads, n_rows) = (sink.len(), rows.len());
-    assert!(q.len() == out.len(), "attention: DH: q of {}, out of {}", q.len(), out.len());
-    let head_dim = q.len() / n_heads.max(1);
-    let mut scores = vec![0.0; n_heads * n_rows];
-    attention_scores(level, q, rows, scale, &mut scores);
-    out.fill(0.0);
-    let mut sums = vec![0.0f32; head_dim];
-    for (h, out) in out.chunks_exact_mut(head_dim).enumerate() {
-        let (sink_mantissa, sink_exponent) = exp_parts(sink[h]);
-        let (mut top, mut total) = (sink_exponent, 0.0f32);
-        let parts: Vec<(f32, f32)> = scores[h * n_rows..(h + 1) * n_rows].iter().map(|s| exp_parts(*s)).collect();
-        for (parts, rows) in parts.chunks(CHUNK_ROWS).zip(rows.chunks(CHUNK_ROWS)) {
-            let own = parts.iter().map(|part| part.1).fold(f32::MIN, f32::max);
-            let mut chunk_total = 0.0f32;
-            sums.fill(0.0);
-            for ((mantissa, exponent), row) in parts.iter().zip(rows) {
-                let p = bf16_to_f32(f32_to_bf16(*mantissa)) * exp2_int(exponent - own);
-                chunk_total += p;
-                sums.iter_mut().zip(*row).for_each(|(sum, x)| *sum += p * x);
-            }
-            let now = top.max(own);
-            let (before, chunk) = (exp2_int(top - now), exp2_int(own - now));
-            total = chunk_total * chunk + total * before;
-            out.iter_mut().zip(&sums).for_each(|(out, sum)| *out = sum * chunk + *out * before);
-            top = now;
-        }
-        total += sink_mantissa * exp2_int(sink_exponent - top);
-        out.iter_mut().for_each(|o| *o /= total);
-    }
-}
-
 /// Queries of a step.
 pub struct AttentionBatchParams<'a, F> {
     /// All queries.
@@ -109,15 +71,15 @@ pub struct AttentionBatchParams<'a, F> {
     pub rows: F,
     /// Multiply-adds of a query are `max_rows` x H x DH x 2: used to share out the work.
     pub max_rows: usize,
-    /// Whether weights are rounded as the kernels of GPUs do ([`attention_rounded`]).
-    pub is_device: bool,
+    /// Whose kernels' roundings and order of sums are taken ([`attention_rounded`]), if any's.
+    pub wave: Option<SimWave>,
     /// Result.
     pub out: &'a mut [f32], // [T, H, DH] f32
 }
 
 /// Computes all heads of all queries on all threads.
 pub fn attention_batch<'r, F: Fn(usize, &mut Vec<&'r [f32]>) + Sync>(cpu: &Cpu, params: AttentionBatchParams<F>) {
-    let AttentionBatchParams { q, head_dim, sink, scale, rows, max_rows, is_device, out } = params;
+    let AttentionBatchParams { q, head_dim, sink, scale, rows, max_rows, wave, out } = params;
     let n_heads = sink.len();
     assert!(q.len() == out.len(), "attention: T: q of {}, out of {}", q.len(), out.len());
     assert!(q.len() % (n_heads * head_dim).max(1) == 0, "attention: H, DH: q of {}", q.len());
@@ -129,7 +91,10 @@ pub fn attention_batch<'r, F: Fn(usize, &mut Vec<&'r [f32]>) + Sync>(cpu: &Cpu, 
         rows(i / n_groups, &mut list);
         let sink = &sink[i % n_groups * heads..][..heads];
         let params = AttentionParams { q: &q[i * chunk..][..chunk], rows: &list, sink, scale, out };
-        if is_device { attention_rounded(cpu.level(), params) } else { attention(cpu.level(), params) }
+        match wave {
+            Some(wave) => attention_rounded(cpu.level(), wave, params),
+            None => attention(cpu.level(), params),
+        }
     });
 }
 
@@ -179,7 +144,7 @@ mod tests {
             scale,
             rows: list_of(|_, list| list.extend(rows)),
             max_rows: rows.len(),
-            is_device: false,
+            wave: None,
             out: &mut out,
         };
         attention_batch(cpu, params);
@@ -206,22 +171,6 @@ mod tests {
                 let batch = run_twice(cpu, &q, &rows, &sink, 0.3);
                 assert_eq!(bits(&batch), bits(&[&out[..], &out[..]].concat()), "{n_heads} {n_rows} in a batch");
             }
-        }
-    }
-
-    #[test]
-    fn the_rounded_form_is_near_the_reference_over_several_chunks() {
-        let mut rng = Rng(73);
-        for (n_heads, n_rows) in [(4, 0), (4, 1), (3, 64), (2, 65), (4, 200)] {
-            let storage: Vec<Vec<f32>> = (0..n_rows).map(|_| rng.floats(DIM)).collect();
-            let rows: Vec<&[f32]> = storage.iter().map(Vec::as_slice).collect();
-            let (q, sink) = (rng.floats(n_heads * DIM), rng.floats(n_heads));
-            let mut out = vec![f32::NAN; q.len()];
-            let params = AttentionParams { q: &q, rows: &rows, sink: &sink, scale: 0.3, out: &mut out };
-            attention_rounded(Level::best(), params);
-            // Weights of at most 1 are rounded to 8 bits, numerator and denominator alike.
-            let error = max_error(&out, &reference(&q, &rows, &sink, 0.3));
-            assert!(error < 4e-3, "{n_heads} {n_rows}: {error}");
         }
     }
 

@@ -1,10 +1,13 @@
 //! Hyper-connection at the head: the copies of a row become one by weights g = sigmoid((fn · x) * rsqrt * scale + base) + hc_eps.
 
-use super::hyper_mix::{HC, inverse_rms, sigmoid};
+use super::hyper_mix::{HC, inverse_rms};
 
 pub mod device;
 use crate::device::cpu::Level;
+use crate::device::cpu::math::sigmoid_f32 as sigmoid;
 use crate::device::cpu::rows::weigh_copies;
+use crate::device::cpu::tile::ThreadSums;
+use crate::ops::rms_norm::inv_rms;
 
 /// The weights, constants and inputs.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +26,8 @@ pub struct HyperHeadParams<'a> {
     pub norm_eps: f32,
     /// Epsilon of the hyper-connection.
     pub hc_eps: f32,
+    /// The threads whose order the squares are added in; none: 16 lanes.
+    pub sums: Option<ThreadSums>,
 }
 
 /// The contract in scalar code with f64 sums.
@@ -46,7 +51,10 @@ pub fn reference(p: &HyperHeadParams<'_>, row: &mut [f32] /* [T, D] f32 */) {
 pub fn run(level: Level, p: &HyperHeadParams<'_>, row: &mut [f32] /* [T, D] f32 */) {
     let inputs = p.residual.chunks_exact(HC * p.n_cols).zip(p.mixes.chunks_exact(HC));
     for ((x, mixes), row) in inputs.zip(row.chunks_exact_mut(p.n_cols)) {
-        let inverse = inverse_rms(x, p.norm_eps);
+        let inverse = match p.sums {
+            None => inverse_rms(x, p.norm_eps),
+            sums => inv_rms(level, x, p.norm_eps, sums),
+        };
         let weights: [f32; HC] = std::array::from_fn(|c| sigmoid(mixes[c] * inverse * p.scale + p.base[c]) + p.hc_eps);
         weigh_copies(level, x, &weights, row);
     }
@@ -69,6 +77,7 @@ mod tests {
                 scale: 0.7,
                 norm_eps: 1e-6,
                 hc_eps: 1e-6,
+                sums: None,
             };
             let (mut got, mut want) = (vec![f32::NAN; n_tokens * n_cols], vec![f32::NAN; n_tokens * n_cols]);
             run(Level::best(), &p, &mut got);

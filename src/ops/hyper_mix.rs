@@ -7,8 +7,11 @@
 
 pub mod device;
 
-use crate::device::cpu::Cpu;
+use crate::device::SimWave;
+use crate::device::cpu::math::{exp_f32, sigmoid_f32 as sigmoid};
 use crate::device::cpu::rows::weigh_copies;
+use crate::device::cpu::tile::ThreadSums;
+use crate::device::cpu::{Cpu, Level};
 
 /// Copies of the residual.
 pub const HC: usize = 4;
@@ -32,6 +35,8 @@ pub struct HyperMixParams<'a> {
     pub hc_eps: f32,
     /// Normalisations of comb, at least 1.
     pub n_iters: usize,
+    /// Whose kernels' order of sums is taken ([`part_dot`]); none: 16 lanes.
+    pub wave: Option<SimWave>,
 }
 
 /// The contract in scalar code with f64 sums.
@@ -91,7 +96,7 @@ pub fn run(
     row: &mut [f32],   // [T, D] f32
 ) {
     let n = HC * p.n_cols;
-    cpu.par_chunks(mixes, MIXES, TOKEN_TILE, |t, mixes| make_weights(p, &p.residual[t * n..][..n], mixes));
+    cpu.par_chunks(mixes, MIXES, TOKEN_TILE, |t, mixes| make_weights(cpu.level(), p, &p.residual[t * n..][..n], mixes));
     let mixes = &*mixes;
     cpu.par_chunks(row, p.n_cols, TOKEN_TILE, |t, row| {
         let mut pre = [0.0; HC];
@@ -104,8 +109,11 @@ pub fn run(
 pub(crate) const TOKEN_TILE: usize = 8;
 
 /// One token: its copies `x` `[HC, D]`, and its mixes, which become its weights.
-fn make_weights(p: &HyperMixParams<'_>, x: &[f32], mixes: &mut [f32]) {
-    let inverse = inverse_rms(x, p.norm_eps);
+fn make_weights(level: Level, p: &HyperMixParams<'_>, x: &[f32], mixes: &mut [f32]) {
+    let inverse = p.wave.map_or_else(
+        || inverse_rms(x, p.norm_eps),
+        |wave| 1.0 / (part_dot(level, wave, x, x) / x.len() as f32 + p.norm_eps).sqrt(),
+    );
     for (i, (m, base)) in mixes.iter_mut().zip(p.base).enumerate() {
         let part = if i < 2 * HC { i / HC } else { 2 };
         *m = *m * inverse * p.scale[part] + base;
@@ -115,6 +123,20 @@ fn make_weights(p: &HyperMixParams<'_>, x: &[f32], mixes: &mut [f32]) {
     pre.iter_mut().for_each(|m| *m = sigmoid(*m) + p.hc_eps);
     post.iter_mut().for_each(|m| *m = 2.0 * sigmoid(*m));
     make_doubly_stochastic(comb, p.hc_eps, p.n_iters);
+}
+
+/// x · y in the order of the kernels: 1,024 columns a block, four a thread; the lanes of 32 by halving distances, pairs of those
+/// where a wave has 64, then waves and blocks in order.
+#[must_use]
+pub fn part_dot(level: Level, wave: SimWave, x: &[f32], y: &[f32]) -> f32 {
+    const PART: ThreadSums = ThreadSums { n_threads: 256, run: 4, wave: 32 };
+    const N_COLS: usize = PART.n_threads * PART.run;
+    let parts = x.chunks(N_COLS).zip(y.chunks(N_COLS)).map(|(x, y)| {
+        let halves = PART.wave_dots(level, x, y);
+        let waves = halves.chunks_exact(wave.n_lanes() as usize / PART.wave);
+        waves.map(|wave| wave.iter().sum::<f32>()).sum::<f32>()
+    });
+    parts.sum()
 }
 
 /// 1 / sqrt(mean(x²) + eps), summed over 16 lanes in a fixed order.
@@ -139,16 +161,12 @@ pub(crate) fn inverse_rms(x: &[f32], eps: f32) -> f32 {
     1.0 / (lanes[0] / x.len() as f32 + eps).sqrt()
 }
 
-pub(crate) fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
-}
-
 fn make_doubly_stochastic(values: &mut [f32], eps: f32, n_iters: usize) {
     let mut comb = [[0f32; HC]; HC];
     for (row, m) in comb.iter_mut().zip(values.chunks_exact(HC)) {
         let max = m.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         for (e, m) in row.iter_mut().zip(m) {
-            *e = (m - max).exp();
+            *e = exp_f32(m - max);
         }
         let sum = (row[0] + row[1]) + (row[2] + row[3]);
         for e in row {
@@ -210,6 +228,7 @@ pub(crate) mod tests {
             norm_eps: 1e-6,
             hc_eps: 1e-6,
             n_iters: 20,
+            wave: None,
         };
         let mut row = vec![f32::NAN; n_tokens * n_cols];
         op(&p, &mut mixes, &mut row);

@@ -6,9 +6,12 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use crate::device::SimWave;
 use crate::device::cpu::Cpu;
 use crate::device::cpu::linear::{Problem, run};
 use crate::device::cpu::simd::LANES;
+use crate::device::cpu::tile::{self, TileProduct};
+use crate::ops::repack::WeightShape;
 use crate::tensor::matrix::{Matrix, MatrixData};
 
 pub mod device;
@@ -30,13 +33,15 @@ pub struct LinearParams<'a> {
     pub y: &'a mut [f32], // [T, y_stride] f32, the first rows.len() of each row are written
     /// Elements from one row of y to the next, at least `rows.len()`.
     pub y_stride: usize,
+    /// Weights of this shape that a device works with at the same time: they decide how it splits K.
+    pub n_alike: u32,
 }
 
 impl<'a> LinearParams<'a> {
     /// All rows of a weight, dense x `[T, K]` and y `[T, N]`.
     pub fn dense(x: &'a [f32], weight: &'a Matrix, n_tokens: usize, y: &'a mut [f32]) -> Self {
         let (x_stride, y_stride) = (weight.n_cols, weight.n_rows);
-        Self { x, x_stride, n_tokens, weight, rows: 0..weight.n_rows, y, y_stride }
+        Self { x, x_stride, n_tokens, weight, rows: 0..weight.n_rows, y, y_stride, n_alike: 1 }
     }
 }
 
@@ -55,6 +60,28 @@ pub fn linear_batch(cpu: &Cpu, params: Vec<LinearParams>) {
 /// (rows of x have `n_groups` K elements). This is the grouped output projection.
 pub fn linear_grouped(cpu: &Cpu, params: LinearParams, n_groups: usize) {
     run(cpu, &mut [problem(params, n_groups.max(1))]);
+}
+
+/// As [`linear_grouped`], all rows, in the order of sums of the kernels at a wave width; x holds values of BF16. For comparing with them:
+/// it is several times slower.
+pub fn linear_in_tiles(cpu: &Cpu, wave: SimWave, p: LinearParams, n_groups: usize) {
+    let shape = WeightShape::of(p.weight);
+    assert!(
+        p.rows == (0..p.weight.n_rows) && p.weight.n_rows.is_multiple_of(n_groups),
+        "linear: N: rows {:?} in {n_groups} groups",
+        p.rows
+    );
+    let product = TileProduct {
+        weight: p.weight,
+        x: p.x,
+        x_stride: p.x_stride,
+        n_tokens: p.n_tokens,
+        group_rows: p.weight.n_rows / n_groups,
+        n_splits: shape.map_or(1, |shape| shape.n_splits(p.n_alike) as usize),
+        y: p.y,
+        y_stride: p.y_stride,
+    };
+    tile::run(cpu, wave, product);
 }
 
 /// The same sums in f64, scalar.
@@ -232,7 +259,8 @@ mod tests {
             }
             let mut y = vec![-7.0; t * y_stride];
             let rows = 3..19;
-            let params = LinearParams { x: &x, x_stride, n_tokens: t, weight: &w, rows, y: &mut y, y_stride };
+            let params =
+                LinearParams { x: &x, x_stride, n_tokens: t, weight: &w, rows, y: &mut y, y_stride, n_alike: 1 };
             let want = reference(&params);
             linear(&cpu, params);
             for (i, row) in y.chunks_exact(y_stride).enumerate() {
@@ -281,6 +309,7 @@ mod tests {
                     rows: 0..n,
                     y: &mut y,
                     y_stride: n,
+                    n_alike: 1,
                 };
                 linear_grouped(&cpu, params, n_groups);
                 for g in 0..n_groups {
@@ -288,11 +317,44 @@ mod tests {
                     let rows = g * group_rows..(g + 1) * group_rows;
                     let (x, y_stride) = (&x[g * k..], group_rows);
                     let x_stride = n_groups * k;
-                    linear(&cpu, LinearParams { x, x_stride, n_tokens: t, weight: &w, rows, y: &mut one, y_stride });
+                    let own = LinearParams { x_stride, rows, ..LinearParams::dense(x, &w, t, &mut one) };
+                    linear(&cpu, LinearParams { y_stride, ..own });
                     for i in 0..t {
                         let got = &y[i * n + g * group_rows..][..group_rows];
                         assert_eq!(bits(got), bits(&one[i * group_rows..][..group_rows]));
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_agree_with_the_reference_for_every_storage_and_split() {
+        let mut rng = Rng(8);
+        for (kind, n, k, t, n_groups) in [
+            (Stored::Fp8, 48, 256, 3, 1),
+            (Stored::Fp8, 128, 1024, 2, 2),
+            (Stored::Mxfp4, 20, 2048, 2, 1),
+            (Stored::Bf16, 17, 72, 5, 1),
+            (Stored::Bf16, 1, 4096, 1, 1),
+        ] {
+            let w = matrix(&mut rng, kind, n, k);
+            let x: Vec<f32> =
+                rng.floats(t * n_groups * k).iter().map(|x| f32::from_bits(x.to_bits() & 0xFFFF_0000)).collect();
+            for wave in [SimWave::W32, SimWave::W64] {
+                let mut y = vec![f32::NAN; t * n];
+                let dense = LinearParams { x_stride: n_groups * k, ..LinearParams::dense(&x, &w, t, &mut y) };
+                linear_in_tiles(&cpus()[0], wave, dense, n_groups);
+                for g in 0..n_groups {
+                    let rows = g * n / n_groups..(g + 1) * n / n_groups;
+                    let mut none = [];
+                    let dense =
+                        LinearParams { x_stride: n_groups * k, ..LinearParams::dense(&x[g * k..], &w, t, &mut none) };
+                    let want = reference(&LinearParams { rows: rows.clone(), ..dense });
+                    let got: Vec<f32> = (0..t).flat_map(|t| &y[t * n..][rows.clone()]).copied().collect();
+                    // Sums of up to 4,096 products of a few units, each sum cut to 24 bits.
+                    let error = max_error(&got, &want);
+                    assert!(error < 2e-3, "{kind:?} {n} x {k} {wave:?}: {error}");
                 }
             }
         }

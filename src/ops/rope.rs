@@ -3,6 +3,8 @@
 //! As the published reference implementation, frequencies and angles are f32 (position as f32 times frequency as f32) and the
 //! cosine and sine are those of that f32 angle; it shows at long positions.
 
+use crate::device::cpu::math::sin_cos_f32;
+
 /// Parameters of a rope table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeParams {
@@ -68,7 +70,7 @@ impl RopeTable {
     #[must_use]
     pub fn rotation(&self, position: usize) -> Rotation {
         let angles = self.freqs.iter().map(|f| position as f32 * f);
-        let (sin, cos) = angles.map(f32::sin_cos).unzip();
+        let (sin, cos) = angles.map(sin_cos_f32).unzip();
         Rotation { cos, sin }
     }
 }

@@ -3,6 +3,7 @@
 //! score = sqrt(softplus(logit)). The experts come from a table by token id, or are the top k of score + bias, ties to the lowest
 //! index. Their weights are the scores without the bias, divided by their sum, times `scale`.
 
+use crate::device::cpu::math::softplus_f32;
 use crate::ids::TokenId;
 
 pub mod device;
@@ -80,7 +81,7 @@ pub fn run(p: &RouteParams<'_>, experts: &mut [u16] /* [T, K] u16 */, weights: &
     let rows = p.logits.chunks_exact(p.n_experts).zip(experts.chunks_exact_mut(p.top_k));
     for (t, ((logits, experts), weights)) in rows.zip(weights.chunks_exact_mut(p.top_k)).enumerate() {
         for (score, &x) in scores.iter_mut().zip(logits) {
-            *score = (x.max(0.0) + (-x.abs()).exp().ln_1p()).sqrt();
+            *score = softplus_f32(x).sqrt();
         }
         match p.choice {
             RouteChoice::Table { tid2eid, token_ids } => {

@@ -61,7 +61,7 @@ impl Golden {
             Rounding::Kvq => Limits { median: 1e-2, share: 0.99, within: 0.1, short_len: 9, short: 2e-5 },
             Rounding::Official => Limits { median: 0.4, share: 0.85, within: 0.8, short_len: 9, short: 5e-6 },
             // No golden of its own: held against kvq's. Inputs of 8 bits flip routers and top-k somewhat less than FP8 ones do.
-            Rounding::Device => Limits { median: 0.2, share: 0.9, within: 0.8, short_len: 0, short: 0.0 },
+            Rounding::Device(_) => Limits { median: 0.2, share: 0.9, within: 0.8, short_len: 0, short: 0.0 },
         }
     }
 }
@@ -69,14 +69,26 @@ impl Golden {
 pub fn mode(rounding: Rounding) -> &'static str {
     match rounding {
         Rounding::Exact => "exact",
-        Rounding::Kvq | Rounding::Device => "kvq",
+        Rounding::Kvq | Rounding::Device(_) => "kvq",
         Rounding::Official => "official",
     }
 }
 
-/// The logits after a prompt of every recorded length: those of the rows of one long prompt, which have the same bits
-/// (fixtures_full runs each prompt by itself), and the short ones alone.
+/// Holds the logits after a prompt of every recorded length to the limits.
 pub fn check_prefill(golden: &Golden, rounding: Rounding) {
+    check_errors(golden, rounding, "prefill", prefill_errors(golden, rounding));
+}
+
+/// Holds the logits after prompts and after decoded tokens to the limits, all together: a share of flips wants more than the 23 prompts.
+pub fn check_both(golden: &Golden, rounding: Rounding) {
+    let mut errors = prefill_errors(golden, rounding);
+    errors.extend(decode_errors(golden, rounding));
+    check_errors(golden, rounding, "prefill and decode", errors);
+}
+
+/// Errors of the logits after a prompt of every recorded length: those of the rows of one long prompt, which have the same bits
+/// (fixtures_full runs each prompt by itself), and the short ones alone.
+fn prefill_errors(golden: &Golden, rounding: Rounding) -> Vec<f32> {
     let want = golden.floats(&format!("prefill_logits_{}", mode(rounding)));
     let vocab_size = golden.model.shape.vocab_size;
     let (mut lab, limits) = (golden.model.lab(rounding), golden.limits(rounding));
@@ -97,7 +109,7 @@ pub fn check_prefill(golden: &Golden, rounding: Rounding) {
         }
         errors.push(error);
     }
-    check_errors(golden, rounding, "prefill", errors);
+    errors
 }
 
 /// A fresh prompt of every recorded length in chunks of every size, bit for bit, and the limits.
@@ -147,8 +159,13 @@ pub fn check_trace(golden: &Golden) {
     assert!(worst > 0.0, "nothing was compared");
 }
 
-/// The logits after every token of the recorded range, fed one at a time after a prompt.
+/// Holds the logits after decoded tokens to the limits.
 pub fn check_decode(golden: &Golden, rounding: Rounding) {
+    check_errors(golden, rounding, "decode", decode_errors(golden, rounding));
+}
+
+/// Errors of the logits after every token of the recorded range, fed one at a time after a prompt.
+fn decode_errors(golden: &Golden, rounding: Rounding) -> Vec<f32> {
     let want = golden.floats(&format!("decode_logits_{}", mode(rounding)));
     let [first, end] = golden.decode_range;
     let mut lab = golden.model.lab(rounding);
@@ -162,7 +179,7 @@ pub fn check_decode(golden: &Golden, rounding: Rounding) {
         errors.push(max_error(&logits, want));
     }
     assert_eq!(errors.len(), end - first + 1);
-    check_errors(golden, rounding, "decode", errors);
+    errors
 }
 
 fn check_errors(golden: &Golden, rounding: Rounding, what: &str, mut errors: Vec<f32>) {

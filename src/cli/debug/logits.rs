@@ -1,5 +1,6 @@
 //! `flashd debug logits`: the logits after a prompt and after each of some forced tokens, in any rounding mode.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,13 +12,13 @@ use crate::checkpoint::Checkpoint;
 use crate::config;
 use crate::config::args::DeviceChoice;
 use crate::device::cpu::Cpu;
-use crate::device::{Device, DeviceKind};
+use crate::device::{Device, DeviceKind, SimWave};
 use crate::ids::{BlockId, SlotIdx, TokenId};
 use crate::model::batch::{Batch, Executor, RowKind, Run, StepPlan, TokenSource};
 use crate::model::cache::{BLOCK_TOKENS, Cache, CacheLayout, CachePlaces, CacheShape};
 use crate::model::device::runner::{DeviceRunner, DeviceRunnerSpec};
 use crate::model::device::{DeviceLayout, WeightSource};
-use crate::model::forward::{Forward, Rounding};
+use crate::model::forward::{Forward, Rounding, Trace, TracePoint};
 use crate::model::runner::RunnerPlaces;
 use crate::model::shape::ModelShape;
 use crate::model::weights::Weights;
@@ -43,6 +44,9 @@ pub struct LogitsArgs {
     /// Where to write `logits`, F32 [1 + len(then), vocab].
     #[arg(long, value_name = "FILE.safetensors")]
     pub out: PathBuf,
+    /// Write what every layer makes of every row, too: `attention.N`, `experts.N` [rows, hidden], `residual.N` [rows, copies, hidden].
+    #[arg(long)]
+    pub trace: bool,
     /// Prompt tokens of a step.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK)]
     pub chunk: usize,
@@ -57,8 +61,10 @@ pub enum Mode {
     Kvq,
     /// Caches, and the inputs of FP8 and MXFP4 products, as the published reference implementation does.
     Official,
-    /// As kernels round, for comparing with a device.
+    /// As kernels round and add with waves of 32, for comparing with CUDA.
     Device,
+    /// The same with waves of 64, for comparing with ROCm.
+    Device64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -71,6 +77,8 @@ struct Tokens {
 /// One sequence and its caches.
 struct Session {
     place: Place,
+    /// What the layers made so far, where asked.
+    traces: Option<BTreeMap<TracePoint, Vec<f32>>>,
     blocks: Vec<BlockId>,
     n_tokens: usize,
 }
@@ -87,7 +95,8 @@ impl From<Mode> for Rounding {
             Mode::Exact => Self::Exact,
             Mode::Kvq => Self::Kvq,
             Mode::Official => Self::Official,
-            Mode::Device => Self::Device,
+            Mode::Device => Self::Device(SimWave::W32),
+            Mode::Device64 => Self::Device(SimWave::W64),
         }
     }
 }
@@ -106,7 +115,7 @@ pub fn run(args: &LogitsArgs) -> anyhow::Result<()> {
     ensure!(args.chunk > 0, "--chunk is 0; want at least 1");
     let weights = Arc::new(Weights::bind(&checkpoint, &shape)?);
     let n_tokens = tokens.prompt.len() + tokens.then.len();
-    let vocab_size = shape.vocab_size;
+    let (vocab_size, hidden_size) = (shape.vocab_size, shape.hidden_size);
     let mut session = Session::new(args, weights, shape, n_tokens)?;
     let mut logits = Vec::with_capacity((1 + tokens.then.len()) * vocab_size);
     let mut last = Vec::new();
@@ -117,7 +126,11 @@ pub fn run(args: &LogitsArgs) -> anyhow::Result<()> {
     for token in &tokens.then {
         logits.append(&mut session.feed(&[*token], RowKind::Decode)?);
     }
-    write(&args.out, &logits, vocab_size)
+    let mut tensors = vec![("logits".to_owned(), vec![logits.len() / vocab_size, vocab_size], logits)];
+    for (point, values) in session.traces.unwrap_or_default() {
+        tensors.push(named(point, values, n_tokens, hidden_size));
+    }
+    write(&args.out, &tensors)
 }
 
 fn check(tokens: &Tokens, shape: &ModelShape) -> anyhow::Result<()> {
@@ -147,7 +160,7 @@ impl Session {
                 Place::Cpu { forward, cache }
             }
         };
-        Ok(Self { place, blocks, n_tokens: 0 })
+        Ok(Self { place, traces: args.trace.then(BTreeMap::new), blocks, n_tokens: 0 })
     }
 
     /// The logits after the last of the next tokens.
@@ -164,13 +177,17 @@ impl Session {
         };
         let batch = Batch { runs: vec![run], token_ids: tokens.to_vec(), block_ids: self.blocks.clone() };
         self.n_tokens += n_rows;
+        let mut keep = self.traces.as_mut().map(|traces| {
+            |point: TracePoint, values: &[f32]| traces.entry(point).or_default().extend_from_slice(values)
+        });
+        let trace = keep.as_mut().map(|keep| keep as Trace<'_>);
         match &mut self.place {
             Place::Cpu { forward, cache } => {
-                forward.run(&batch, tokens, cache);
+                forward.run_traced(&batch, tokens, cache, trace);
                 Ok(forward.logits(0, n_rows - 1).to_vec())
             }
             Place::Device(runner) => {
-                runner.launch(StepPlan { batch, ..StepPlan::default() })?;
+                runner.launch_traced(&StepPlan { batch, ..StepPlan::default() }, trace)?;
                 runner.finish()?;
                 Ok(runner.logits(0, n_rows - 1).to_vec())
             }
@@ -207,10 +224,27 @@ fn device_runner(
     })?)
 }
 
-fn write(path: &Path, logits: &[f32], vocab_size: usize) -> anyhow::Result<()> {
-    let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
-    let view = TensorView::new(Dtype::F32, vec![logits.len() / vocab_size, vocab_size], &bytes)?;
-    safetensors::serialize_to_file([("logits", view)], None, path).with_context(|| path.display().to_string())
+/// A tensor of the file: its name, shape and values.
+type Named = (String, Vec<usize>, Vec<f32>);
+
+fn named(point: TracePoint, values: Vec<f32>, n_rows: usize, n_cols: usize) -> Named {
+    let copies = values.len() / (n_rows * n_cols);
+    match point {
+        TracePoint::Attention(layer) => (format!("attention.{layer}"), vec![n_rows, n_cols], values),
+        TracePoint::Experts(layer) => (format!("experts.{layer}"), vec![n_rows, n_cols], values),
+        TracePoint::Residual(layer) => (format!("residual.{layer}"), vec![n_rows, copies, n_cols], values),
+    }
+}
+
+fn write(path: &Path, tensors: &[Named]) -> anyhow::Result<()> {
+    let bytes: Vec<Vec<u8>> =
+        tensors.iter().map(|(_, _, values)| values.iter().flat_map(|value| value.to_le_bytes()).collect()).collect();
+    let views = tensors
+        .iter()
+        .zip(&bytes)
+        .map(|((name, shape, _), bytes)| Ok((name, TensorView::new(Dtype::F32, shape.clone(), bytes)?)));
+    let views: Vec<_> = views.collect::<anyhow::Result<_>>()?;
+    safetensors::serialize_to_file(views, None, path).with_context(|| path.display().to_string())
 }
 
 #[cfg(test)]
@@ -227,6 +261,7 @@ mod tests {
             device: DeviceChoice::Cpu,
             tokens: dir.path().join("tokens.json"),
             out: dir.path().join("logits.safetensors"),
+            trace: false,
             chunk: 2,
         };
         std::fs::write(&args.tokens, r#"{"prompt": [0, 5, 9, 11], "then": [7, 8]}"#).unwrap();

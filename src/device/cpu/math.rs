@@ -1,4 +1,5 @@
-//! exp as one fused-multiply-add polynomial over [`Simd`], so that every level and the scalar form give the same bits.
+//! Elementary functions by polynomials and explicit fused multiply-adds: the same bits on every level, machine and device.
+//! exp is written over [`Simd`]; the others are scalar. kernels/common/math.h has the same steps.
 
 use super::simd::{Portable, Simd};
 
@@ -62,9 +63,119 @@ pub fn exp2_int(n: f32) -> f32 {
     if n >= -125.0 { f32::from_bits(((n as i32 + 127) as u32) << 23) } else { 0.0 }
 }
 
+/// ln x: within 2 units in the last place, subnormals too; -infinity at 0, NaN below.
+#[must_use]
+pub fn log_f32(x: f32) -> f32 {
+    if x <= 0.0 || x.is_nan() {
+        return if x == 0.0 { f32::NEG_INFINITY } else { f32::NAN };
+    }
+    if x == f32::INFINITY {
+        return x;
+    }
+    let (x, shift) = if x < f32::MIN_POSITIVE { (x * 8_388_608.0, -23.0) } else { (x, 0.0) };
+    // x = 2^e m, m in [sqrt(1/2), sqrt(2)).
+    let above = x.to_bits().wrapping_sub(0x3F35_04F3);
+    let e = (above as i32 >> 23) as f32 + shift;
+    let f = f32::from_bits((above & 0x007F_FFFF) + 0x3F35_04F3) - 1.0;
+    // ln m = 2 artanh(s) with s = f / (2 + f); 2 s = f - s f exactly, and the series is small beside it.
+    let s = f / (2.0 + f);
+    let z = s * s;
+    let mut q = z.mul_add(0.111_111_11, 0.142_857_14);
+    q = z.mul_add(q, 0.2);
+    q = z.mul_add(q, 0.333_333_34);
+    let tail = (2.0 * z).mul_add(q, -f);
+    let low = s.mul_add(tail, e * -2.121_944_4e-4);
+    e.mul_add(0.693_359_4, f + low)
+}
+
+/// ln(1 + x) for x > -1, accurate near 0.
+#[must_use]
+pub fn log1p_f32(x: f32) -> f32 {
+    let u = 1.0 + x;
+    if u.to_bits() >= 0x7F80_0000 {
+        return log_f32(u);
+    }
+    if u == 1.0 { x } else { log_f32(u) * (x / (u - 1.0)) }
+}
+
+/// 1 / (1 + e^-x).
+#[must_use]
+pub fn sigmoid_f32(x: f32) -> f32 {
+    1.0 / (1.0 + exp_f32(-x))
+}
+
+/// ln(1 + e^x).
+#[must_use]
+pub fn softplus_f32(x: f32) -> f32 {
+    // A NaN fails the comparison and stays.
+    (if x < 0.0 { 0.0 } else { x }) + log1p_f32(exp_f32(-x.abs()))
+}
+
+/// Sine and cosine for angles up to 1e6, correctly rounded but for rare ties: reduced and evaluated in f64.
+#[must_use]
+pub fn sin_cos_f32(angle: f32) -> (f32, f32) {
+    // 1.5 * 2^52: adding it rounds to an integer.
+    const MAGIC: f64 = 6_755_399_441_055_744.0;
+    let x = f64::from(angle);
+    let shifted = x.mul_add(std::f64::consts::FRAC_2_PI, MAGIC);
+    let n = shifted - MAGIC;
+    // pi / 2 in two doubles; the first has 33 bits, so that n times it is exact.
+    let mut r = n.mul_add(-1.570_796_326_734_125_6, x);
+    r = n.mul_add(-6.077_100_506_506_192e-11, r);
+    let z = r * r;
+    let mut s = z.mul_add(-2.505_210_838_544_172e-8, 2.755_731_922_398_589_3e-6);
+    s = z.mul_add(s, -0.000_198_412_698_412_698_4);
+    s = z.mul_add(s, 0.008_333_333_333_333_333);
+    s = z.mul_add(s, -0.166_666_666_666_666_66);
+    s = (r * z).mul_add(s, r);
+    let mut c = z.mul_add(2.087_675_698_786_81e-9, -2.755_731_922_398_589e-7);
+    c = z.mul_add(c, 2.480_158_730_158_73e-5);
+    c = z.mul_add(c, -0.001_388_888_888_888_889);
+    c = z.mul_add(c, 0.041_666_666_666_666_664);
+    c = z.mul_add(c, -0.5);
+    c = z.mul_add(c, 1.0);
+    let (s, c) = (s as f32, c as f32);
+    match shifted.to_bits() & 3 {
+        0 => (s, c),
+        1 => (c, -s),
+        2 => (-s, -c),
+        _ => (-c, s),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn logarithms_are_close_everywhere_and_exact_at_the_ends() {
+        for step in -8700..=8800 {
+            let x = (step as f32 * 0.01).exp();
+            for (got, want) in [(log_f32(x), f64::from(x).ln()), (log1p_f32(x), f64::from(x).ln_1p())] {
+                // 5 ulp of f32: the polynomial's error, and for log1p that of its quotient.
+                assert!((f64::from(got) - want).abs() <= want.abs() * 6e-7, "of {x}: {got}, want {want}");
+            }
+        }
+        assert_eq!([log_f32(1.0), log1p_f32(0.0), log1p_f32(1e-20)], [0.0, 0.0, 1e-20]);
+        assert_eq!(log_f32(0.0), f32::NEG_INFINITY);
+        assert_eq!(log_f32(f32::INFINITY), f32::INFINITY);
+        assert!(log_f32(-1.0).is_nan() && log_f32(f32::NAN).is_nan() && log1p_f32(f32::NAN).is_nan());
+        assert!(softplus_f32(f32::NAN).is_nan());
+        assert_eq!([softplus_f32(-200.0), softplus_f32(200.0)], [0.0, 200.0]);
+    }
+
+    #[test]
+    fn sines_are_rounded_right_near_and_far() {
+        for step in 0..20_000u32 {
+            let angle = step as f32 * step as f32 * 0.0025 * if step % 2 == 0 { 1.0 } else { -1.0 };
+            let (sin, cos) = sin_cos_f32(angle);
+            for (got, want) in [(sin, f64::from(angle).sin()), (cos, f64::from(angle).cos())] {
+                // Half a unit in the last place, and a little for the polynomial.
+                let limit = f64::from((want as f32).abs().next_up() - (want as f32).abs()) * 0.501;
+                assert!((f64::from(got) - want).abs() <= limit, "of {angle}: {got}, want {want}");
+            }
+        }
+    }
 
     #[test]
     fn exp_is_close_everywhere_and_exact_at_the_ends() {

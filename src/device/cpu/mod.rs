@@ -53,6 +53,7 @@ pub mod rows;
 pub mod simd;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod tile;
 
 /// An instruction set the kernels are written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

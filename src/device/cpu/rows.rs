@@ -19,12 +19,12 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// out[i] = sum over c, ascending, of weight[c] * x[c][i]; x is four rows of out's length.
+    /// out[i] = sum over c, ascending, by fused multiply-add, of weight[c] * x[c][i]; x is four rows of out's length.
     pub fn weigh_copies(x: &[f32], weight: &[f32; 4], out: &mut [f32]) = weigh_copies_kernel
 }
 
 simd_fn! {
-    /// h[j][i] = post[j] * output[i] + sum over c, ascending, of comb[c][j] * h[c][i]; h is four rows of
+    /// h[j][i] = post[j] * output[i] + sum over c, ascending, by fused multiply-add, of comb[c][j] * h[c][i]; h is four rows of
     /// output's length, replaced in place.
     pub fn renew_copies(h: &mut [f32], output: &[f32], post: &[f32; 4], comb: &[[f32; 4]; 4]) = renew_copies_kernel
 }
@@ -117,7 +117,7 @@ unsafe fn weigh_copies_at<S: Simd>(x: *const f32, n: usize, weight: &[f32; 4], o
     unsafe {
         let mut sum = S::mul(S::splat(weight[0]), S::load(x));
         for (c, weight) in weight.iter().enumerate().skip(1) {
-            sum = S::add(sum, S::mul(S::splat(*weight), S::load(x.add(c * n))));
+            sum = S::fma(S::splat(*weight), S::load(x.add(c * n)), sum);
         }
         S::store(out, sum);
     }
@@ -150,7 +150,7 @@ unsafe fn renew_copies_at<S: Simd>(h: *mut f32, n: usize, output: *const f32, po
         for j in 0..4 {
             let mut sum = S::mul(S::splat(post[j]), output);
             for c in 0..4 {
-                sum = S::add(sum, S::mul(S::splat(comb[c][j]), old[c]));
+                sum = S::fma(S::splat(comb[c][j]), old[c], sum);
             }
             S::store(h.add(j * n), sum);
         }

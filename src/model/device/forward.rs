@@ -13,6 +13,7 @@ use crate::model::device::weights::{
     DeviceAttention, DeviceCompressor, DeviceHyper, DeviceIndexer, DeviceWeights, Dims,
 };
 use crate::model::device::workspace::{ROW_BYTES, Scratch, n_chunks};
+use crate::model::forward::TracePoint;
 use crate::model::shape::ModelShape;
 use crate::ops::attention::device::{self as attention, AttentionArgs};
 use crate::ops::embed::device::{self as embed, EmbedArgs};
@@ -70,24 +71,41 @@ impl Pass<'_> {
     /// # Errors
     /// When the device is lost.
     pub fn trunk(&self) -> Result<(), DeviceError> {
-        self.trunk_watched(&mut |_| Ok(()))
+        self.trunk_seen(&mut |_, _| Ok(()))
     }
 
-    /// As [`Pass::trunk`]; `after` is told of each layer when it is launched and its scratch not yet used again.
+    /// As [`Pass::trunk`]; `look` gets the address of what is at every [`TracePoint`].
     ///
     /// # Errors
-    /// When the device is lost; those of `after`.
-    pub fn trunk_watched(&self, after: &mut dyn FnMut(LayerIdx) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
+    /// When the device is lost, and those of `look`.
+    pub fn trunk_seen(
+        &self,
+        look: &mut dyn FnMut(TracePoint, u64) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
         self.embed()?;
-        let mut before = Ended::Whole;
+        let (mut before, mut last) = (Ended::Whole, None);
         for (layer, w) in (0..).map(LayerIdx).zip(&self.weights.layers) {
             self.enter(before, &w.hc_attn, w.attn_norm)?;
+            self.show_end(last, look)?;
             self.attention(layer, &w.attn)?;
+            look(TracePoint::Attention(layer), self.at.output)?;
             self.enter(Ended::Output, &w.hc_ffn, w.ffn_norm)?;
             before = experts::run(self, &w.ffn)?;
-            after(layer)?;
+            last = Some(layer);
         }
-        self.leave(before)
+        self.leave(before)?;
+        self.show_end(last, look)
+    }
+
+    /// Shows what a layer has left, once the start of the next one has made it whole.
+    fn show_end(
+        &self,
+        layer: Option<LayerIdx>,
+        look: &mut dyn FnMut(TracePoint, u64) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let Some(layer) = layer else { return Ok(()) };
+        look(TracePoint::Experts(layer), self.at.output)?;
+        look(TracePoint::Residual(layer), self.at.residual)
     }
 
     /// Logits of some wanted rows, `[n_rows, V]` at `at.head.logits`.

@@ -12,10 +12,10 @@ use crate::model::device::forward::Pass;
 use crate::model::device::step::{GraphShape, StagedStep, Staging};
 use crate::model::device::weights::{DeviceWeights, Dims, WeightBytes, WeightSource};
 use crate::model::device::workspace::{LOGIT_TILE, Workspace, WorkspaceSpec};
-use crate::model::forward::Ropes;
+use crate::model::forward::{Ropes, Trace, TracePoint};
 use crate::model::plan_check::check;
 use crate::model::runner::{RunnerError, RunnerPlaces, panic_text};
-use crate::model::shape::ModelShape;
+use crate::model::shape::{HC_MULT, ModelShape};
 use crate::model::slots::{RowTokens, Slots};
 use crate::model::weights::Weights;
 use crate::ops::copy::{self, CopyArgs, CopyItem};
@@ -141,7 +141,32 @@ impl DeviceRunner {
         self.logits.row(run_idx, row)
     }
 
-    fn run_step(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError> {
+    /// As [`Executor::launch`], showing what happens inside, as the CPU's forward pass does.
+    ///
+    /// # Errors
+    /// Those of `launch`.
+    pub fn launch_traced(&mut self, plan: &StepPlan, trace: Option<Trace<'_>>) -> Result<(), DeviceError> {
+        if let Some(lost) = &self.lost {
+            return Err(lost.clone());
+        }
+        let outcome = match check(plan, &self.capacity, &self.slots) {
+            Ok(()) => catch_unwind(AssertUnwindSafe(|| self.run_step(plan, trace)))
+                .unwrap_or_else(|panic| Err(self.failed(panic_text(&*panic)))),
+            Err(reason) => Err(self.failed(reason)),
+        };
+        match outcome {
+            Ok(output) => {
+                self.finished.push_back(output);
+                Ok(())
+            }
+            Err(error) => {
+                self.lost = Some(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    fn run_step(&mut self, plan: &StepPlan, trace: Option<Trace<'_>>) -> Result<StepOutput, DeviceError> {
         for (slot, init) in &plan.binds {
             self.slots.bind(*slot, init);
         }
@@ -153,7 +178,7 @@ impl DeviceRunner {
         self.copy(&list)?;
         self.slots.gather_token_ids(&plan.batch, &mut self.rows);
         self.upload_slot_tokens()?;
-        self.forward(plan)?;
+        self.forward(plan, trace)?;
         let (slots, logits) = (&mut self.slots, &self.logits);
         let output = slots.sample_and_score(plan, &self.rows, |run_idx, row| logits.row(run_idx, row));
         list.clear();
@@ -165,7 +190,7 @@ impl DeviceRunner {
     }
 
     /// Runs the batch and brings the wanted logits home.
-    fn forward(&mut self, plan: &StepPlan) -> Result<(), DeviceError> {
+    fn forward(&mut self, plan: &StepPlan, trace: Option<Trace<'_>>) -> Result<(), DeviceError> {
         self.logits.start(plan);
         if plan.batch.runs.is_empty() {
             return Ok(());
@@ -173,13 +198,16 @@ impl DeviceRunner {
         let RowTokens { token_ids, bad_runs } = &self.rows;
         let staged = self.staging.stage(&self.device, &plan.batch, token_ids, bad_runs)?;
         let n_tile = LOGIT_TILE * self.shape.vocab_size;
-        let shape = self.graphs.as_ref().and_then(|_| staged.graph_shape());
+        let is_traced = trace.is_some();
+        let shape = self.graphs.as_ref().filter(|_| !is_traced).and_then(|_| staged.graph_shape());
         if let Some(shape) = shape {
             self.replay(shape, &staged)?;
             return self.workspace.download_logits(&self.device, &mut self.logits.values);
         }
-        let pass = self.pass(&staged);
-        pass.trunk()?;
+        match trace {
+            Some(trace) => self.trunk_traced(&staged, trace)?,
+            None => self.pass(&staged).trunk()?,
+        }
         let mut values = std::mem::take(&mut self.logits.values);
         for (tile, values) in staged.logit_tiles.iter().zip(values.chunks_mut(n_tile)) {
             self.pass(&staged).head(tile)?;
@@ -187,6 +215,18 @@ impl DeviceRunner {
         }
         self.logits.values = values;
         Ok(())
+    }
+
+    /// Runs the trunk and brings home what is at every point.
+    fn trunk_traced(&self, staged: &StagedStep, trace: Trace<'_>) -> Result<(), DeviceError> {
+        let mut values = Vec::new();
+        self.pass(staged).trunk_seen(&mut |point, address| {
+            let copies = if matches!(point, TracePoint::Residual(_)) { HC_MULT } else { 1 };
+            values.resize(staged.n_rows * copies * self.shape.hidden_size, 0.0);
+            self.workspace.download(&self.device, address, &mut values)?;
+            trace(point, &values);
+            Ok(())
+        })
     }
 
     /// Runs trunk and head of a small step from its graph, which is recorded when the shape is first seen.
@@ -278,24 +318,7 @@ impl Executor for DeviceRunner {
     }
 
     fn launch(&mut self, plan: StepPlan) -> Result<(), DeviceError> {
-        if let Some(lost) = &self.lost {
-            return Err(lost.clone());
-        }
-        let outcome = match check(&plan, &self.capacity, &self.slots) {
-            Ok(()) => catch_unwind(AssertUnwindSafe(|| self.run_step(&plan)))
-                .unwrap_or_else(|panic| Err(self.failed(panic_text(&*panic)))),
-            Err(reason) => Err(self.failed(reason)),
-        };
-        match outcome {
-            Ok(output) => {
-                self.finished.push_back(output);
-                Ok(())
-            }
-            Err(error) => {
-                self.lost = Some(error.clone());
-                Err(error)
-            }
-        }
+        self.launch_traced(&plan, None)
     }
 
     fn finish(&mut self) -> Result<StepOutput, DeviceError> {

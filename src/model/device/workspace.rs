@@ -126,6 +126,15 @@ impl Workspace {
         let offset_bytes = (self.at.head.logits - self.buffer.address()) as usize;
         device.download(&self.buffer, offset_bytes, bytemuck::cast_slice_mut(values))
     }
+
+    /// Brings home values at one of the scratch's addresses, when all is done that was launched before.
+    ///
+    /// # Errors
+    /// When the device is lost.
+    pub fn download(&self, device: &Device, address: u64, values: &mut [f32]) -> Result<(), DeviceError> {
+        let offset_bytes = (address - self.buffer.address()) as usize;
+        device.download(&self.buffer, offset_bytes, bytemuck::cast_slice_mut(values))
+    }
 }
 
 impl Workspace {

@@ -184,6 +184,7 @@ fn check(device: &Device, n_cols: usize, batch: &Batch) -> Result<Deviation, Cas
             norm_eps: 1e-6,
             hc_eps: 1e-6,
             n_iters: 20,
+            wave: None,
         };
         let mut row = vec![0.0; n_cols];
         reference(&p, &mut weights, &mut row);

@@ -3,6 +3,7 @@
 use super::DeviceRunner;
 use crate::device::{DeviceError, LaunchTime};
 use crate::model::batch::{Executor, StepPlan};
+use crate::model::forward::TracePoint;
 use crate::model::plan_check::check;
 use crate::model::slots::RowTokens;
 use crate::ops::read::{self, ReadArgs};
@@ -88,7 +89,10 @@ impl DeviceRunner {
         let staged = self.staging.stage(&self.device, &plan.batch, token_ids, bad_runs)?;
         let mut chosen = vec![0; staged.n_rows * self.shape.num_experts_per_tok];
         let mut counts = Vec::with_capacity(self.shape.num_hidden_layers);
-        self.pass(&staged).trunk_watched(&mut |_| {
+        self.pass(&staged).trunk_seen(&mut |point, _| {
+            if !matches!(point, TracePoint::Residual(_)) {
+                return Ok(());
+            }
             self.workspace.download_experts(&self.device, &mut chosen)?;
             chosen.sort_unstable();
             counts.push(chosen.chunk_by(|a, b| a == b).count());

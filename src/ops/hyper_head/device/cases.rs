@@ -101,6 +101,7 @@ fn expected(inputs: &Inputs, n_cols: usize) -> Vec<f64> {
             scale: SCALE,
             norm_eps: EPS,
             hc_eps: EPS,
+            sums: None,
         };
         let mut mixed = vec![0.0; n_cols];
         reference(&params, &mut mixed);
