@@ -6,7 +6,7 @@
 //! waits for nothing else (the shared expert's), so that it needs no launch of its own.
 //!
 //! Bound: decode reads N K / 2 bytes of codes and N K / 32 of scales for each expert that has a row; prefill does 2 N K flops a row.
-//! Layout, order of sums and scales: common/weight_tile.h. The split of K counts eight experts at work at once, whatever their number is.
+//! Layout, order of sums and scales: common/weight_tile.h. The split of K counts sixteen matrices at work at once, whatever their number is.
 #include "common/linear.h"
 #include "common/step.h"
 
@@ -60,8 +60,8 @@ DEVICE ExpertBlock block_of(const ExpertLinearArgs& args, u32 item, bool is_many
     u32 row_tiles = ceil_div(args.n_rows, TILE_M), n_steps = ceil_div(args.n_cols, STEP_COLS);
     bool is_pair = args.n_matrices == 2;
     Product& p = b.product;
-    p.splits = n_splits(row_tiles, n_steps, 8);
-    u32 few_tiles = is_pair ? pair_tiles(p.splits) : PRODUCT_WAVES / p.splits;
+    p.splits = n_splits(row_tiles, n_steps, 16);
+    u32 few_tiles = is_pair ? pair_tiles(p.splits) : (PRODUCT_WAVES >> log2_of(p.splits));
     u32 many_tiles = is_pair ? MANY_PAIR_TILES : MANY_ROW_TILES;
     u64 n_steps_of_all = (u64)row_tiles * n_steps;
     p.codes = args.codes + expert * args.code_stride_bytes;

@@ -83,7 +83,7 @@ DEVICE u32 repack_scale(const RepackArgs& args, u64 index) {
     u32 out = 0, n_refused = 0;
     for (u32 i = 0; i < 4; i++) {
         u32 byte = byte_at(source, step * 4 + i, args.n_cols / BLOCK_COLS);
-        n_refused += byte > 252;
+        n_refused += byte > 128;
         out |= byte << 8 * i;
     }
     ((u32*)args.dst_scales)[index] = out;

@@ -42,10 +42,12 @@ struct alignas(16) U4 {
 //   device_fence()                        earlier writes become visible to other blocks before later ones
 //   shuffle(v, from)                      v of lane `from`, for u32
 //   wave_ballot(p)                             bit l: p of lane l
+//   opaque(v)                             v, of which the compiler knows nothing: it keeps v and does not find it again
 //   uniform(v)                            v, which must be the same in all lanes (a hint)
 //   atomic_add(u32*, u32)                 returns the earlier value
 //   fma sqrt_ byte_perm                   correctly rounded; bytes of {b, a} chosen by the nibbles of a selector
-//   load_stream16(p), load16(p), store16(p, v)   sixteen aligned bytes; the first does not stay in the caches
+//   load_stream16(p), load_global16(p), load16(p), store16(p, v)   sixteen aligned bytes; the first does not stay in the caches, the
+//                                         second is of device memory that the kernel does not write
 //   the tile: TILE_N, A_ELEMS, B_ELEMS, a_row a_k b_k b_col c_row c_col, mma
 
 /// The bits of a float.

@@ -1,7 +1,7 @@
 //! A block's product of repacked weight rows and token rows, for few tokens (K split over waves) and for many (tokens staged).
 //!
-//! Both forms give the same bits: see weight_tile.h for the order of sums. A token row that does not exist is read as zeros and not
-//! written; the columns of a matrix instruction are independent, so what a row holds reaches no other row's result.
+//! Both forms give the same bits: see weight_tile.h for the order of sums. Nothing is written for a token row that does not exist: few tokens read
+//! the first in its place, many zeros. The columns of a matrix instruction are independent, so a row reaches no other row's result.
 #pragma once
 #include "swiglu.h"
 #include "weight_tile.h"
@@ -48,49 +48,103 @@ constexpr u32 PARTIAL_STRIDE = 20;
 /// Floats of shared memory that `multiply_few` wants for a number of token tiles.
 DEVICE constexpr u32 n_partials(u32 n_tiles) { return PRODUCT_WAVES * n_tiles * TILE_N * PARTIAL_STRIDE; }
 
-/// part += one unit's columns, for each token tile. With eight of them blocks are not unrolled: the loads of several would not fit.
-template <u32 FORMAT, u32 N_TILES>
-DEVICE void multiply_unit(const Unit& u, u32 unit, const u16* const rows[N_TILES], u32 n_cols, FragC part[N_TILES]) {
-    [[maybe_unused]] constexpr u32 UNROLL = N_TILES < 8 ? 4 : 1;
-#pragma unroll UNROLL
-    for (u32 b = 0; b < UnitOf<FORMAT>::BLOCKS; b++) {
-        u32 column = unit * UnitOf<FORMAT>::COLS + b * BLOCK_COLS + quarter_of(lane()) * 8;
-        U4 x[N_TILES];
+/// Units of one request, four loads of codes a lane: a step of FP8, two or four of MXFP4, half a step or a whole one of BF16.
+constexpr u32 AHEAD = 4 / LANE_ROWS;
+
+/// What is asked for before it is used: codes, the scale of FP8, and the columns of few tokens, except for MXFP4, whose would be too many.
+template <u32 FORMAT, u32 N_TILES> struct Request {
+    static constexpr u32 BLOCKS = AHEAD * UnitOf<FORMAT>::BLOCKS, PER_STEP = UnitOf<FORMAT>::PER_STEP;
+    static constexpr bool HAS_X = N_TILES == 1 && FORMAT != FORMAT_MXFP4;
+    Unit units[AHEAD];
+    U4 x[HAS_X ? BLOCKS : 1];
+    float scales[AHEAD > PER_STEP ? AHEAD / PER_STEP : 1];  // of its steps
+};
+
+/// One wave's walk over the steps of one row tile.
+template <u32 N_TILES> struct Walk {
+    RowTile tile;
+    const u16* rows[N_TILES];
+    u32 n_cols, own_column, end;  // units
+    FragC part[N_TILES], acc[N_TILES];
+};
+
+template <u32 FORMAT, u32 N_TILES> DEVICE void request_codes(const Walk<N_TILES>& w, u32 first, Request<FORMAT, N_TILES>& r) {
+    constexpr u32 PER_STEP = UnitOf<FORMAT>::PER_STEP;
+    if (first >= w.end) return;
 #pragma unroll
-        for (u32 i = 0; i < N_TILES; i++) x[i] = load_x8(rows[i], column, n_cols);
-        FragA a[2];
-        expand_block<FORMAT>(u, b, a);
-        multiply_block<N_TILES>(a, x, part);
+    for (u32 i = 0; i < AHEAD; i++) {
+        // A range of whole steps ends inside a request of several only.
+        if (AHEAD > PER_STEP && first + i >= w.end) break;
+        load_unit<FORMAT, true>(r.units[i], w.tile, first + i);
+        if (i % PER_STEP == 0) r.scales[i / PER_STEP] = step_scale<FORMAT>(w.tile, (first + i) / PER_STEP);
     }
 }
 
-/// acc = this wave's range of steps. Four loads of codes a lane are requested ahead of the four that are in use.
-template <u32 FORMAT, u32 N_TILES>
-DEVICE void multiply_range(
-    const RowTile& t, const u16* const rows[N_TILES], u32 n_cols, u32 first_step, u32 end_step, FragC acc[N_TILES]) {
-    constexpr u32 PER_STEP = UnitOf<FORMAT>::PER_STEP, UNITS = 4 / LANE_ROWS;
-    u32 end = end_step * PER_STEP;
-    Unit next[UNITS];
-    FragC part[N_TILES];
+/// Block b of a request's columns of a token tile.
+template <u32 FORMAT, u32 N_TILES> DEVICE U4 load_block(const Walk<N_TILES>& w, u32 first, u32 b, u32 token_tile) {
+    return load_row8(w.rows[token_tile], first * UnitOf<FORMAT>::COLS + b * BLOCK_COLS + w.own_column, w.n_cols);
+}
+
+template <u32 FORMAT, u32 N_TILES> DEVICE void request_x(const Walk<N_TILES>& w, u32 first, Request<FORMAT, N_TILES>& r) {
+    if constexpr (Request<FORMAT, N_TILES>::HAS_X) {
+        if (first >= w.end) return;
 #pragma unroll
-    for (u32 i = 0; i < UNITS; i++) {
-        if (first_step * PER_STEP + i < end) load_unit<FORMAT, true>(next[i], t, first_step * PER_STEP + i);
+        for (u32 b = 0; b < r.BLOCKS; b++) r.x[b] = load_block<FORMAT, N_TILES>(w, first, b, 0);
     }
-    for (u32 first = first_step * PER_STEP; first < end; first += UNITS) {
-        Unit now[UNITS];
+}
+
+/// Adds the products of one request. With eight token tiles blocks are not unrolled: the loads of several would not fit.
+template <u32 FORMAT, u32 N_TILES> DEVICE void multiply_request(Walk<N_TILES>& w, u32 first, const Request<FORMAT, N_TILES>& r) {
+    constexpr u32 PER_STEP = UnitOf<FORMAT>::PER_STEP, UNIT_BLOCKS = UnitOf<FORMAT>::BLOCKS;
+    [[maybe_unused]] constexpr u32 UNROLL = N_TILES < 8 ? 8 : 1;
 #pragma unroll
-        for (u32 i = 0; i < UNITS; i++) {
-            now[i] = next[i];
-            if (first + UNITS + i < end) load_unit<FORMAT, true>(next[i], t, first + UNITS + i);
-        }
+    for (u32 i = 0; i < AHEAD; i++) {
+        if (first + i >= w.end) break;
+        if ((first + i) % PER_STEP == 0) clear<N_TILES>(w.part);
+#pragma unroll UNROLL
+        for (u32 b = 0; b < UNIT_BLOCKS; b++) {
+            U4 x[N_TILES];
 #pragma unroll
-        for (u32 i = 0; i < UNITS; i++) {
-            u32 unit = first + i;
-            if (unit >= end) break;
-            if (unit % PER_STEP == 0) clear<N_TILES>(part);
-            multiply_unit<FORMAT, N_TILES>(now[i], unit, rows, n_cols, part);
-            if (unit % PER_STEP == PER_STEP - 1) add_step<N_TILES>(acc, part, step_scale<FORMAT>(t, unit / PER_STEP));
+            for (u32 t = 0; t < N_TILES; t++) {
+                if constexpr (Request<FORMAT, N_TILES>::HAS_X) x[t] = r.x[i * UNIT_BLOCKS + b];
+                else x[t] = load_block<FORMAT, N_TILES>(w, first, i * UNIT_BLOCKS + b, t);
+            }
+            FragA a[2];
+            expand_block<FORMAT>(r.units[i], b, a);
+            multiply_block<N_TILES>(a, x, w.part);
         }
+        if ((first + i) % PER_STEP == PER_STEP - 1) add_step<N_TILES>(w.acc, w.part, r.scales[i / PER_STEP]);
+    }
+}
+
+/// acc = a range of steps of one row tile. The next request goes out before the present one is used, the first of all before anything
+/// that says where the tokens are.
+template <u32 FORMAT, u32 N_TILES, class Rows>
+DEVICE void multiply_range(
+    const Product& p, const RowTile& t, const Rows& x_rows, u32 tile, u32 first_step, u32 end_step, Walk<N_TILES>& w) {
+    constexpr u32 PER_STEP = UnitOf<FORMAT>::PER_STEP, N = AHEAD;
+    w.tile = t;
+    w.n_cols = p.n_cols;
+    w.own_column = opaque(quarter_of(lane()) * 8);  // to be kept, not found again
+    w.end = end_step * PER_STEP;
+    u32 unit = first_step * PER_STEP;
+    Request<FORMAT, N_TILES> even, odd;
+    request_codes<FORMAT, N_TILES>(w, unit, even);
+#pragma unroll
+    for (u32 i = 0; i < N_TILES; i++) {
+        u32 token = i * TILE_N + b_col(lane(), 0);
+        w.rows[i] = row_at(x_rows, token < p.n_tokens ? token : 0, tile);
+    }
+    request_x<FORMAT, N_TILES>(w, unit, even);
+    clear<N_TILES>(w.acc);
+#pragma unroll 1
+    for (; unit < w.end; unit += 2 * N) {
+        request_codes<FORMAT, N_TILES>(w, unit + N, odd);
+        request_x<FORMAT, N_TILES>(w, unit + N, odd);
+        multiply_request<FORMAT, N_TILES>(w, unit, even);
+        request_codes<FORMAT, N_TILES>(w, unit + 2 * N, even);
+        request_x<FORMAT, N_TILES>(w, unit + 2 * N, even);
+        multiply_request<FORMAT, N_TILES>(w, unit + N, odd);
     }
 }
 
@@ -98,24 +152,16 @@ DEVICE void multiply_range(
 template <u32 FORMAT, u32 N_TILES, class Rows>
 DEVICE void multiply_split(const Product& p, const u8* codes, const u8* scales, u32 tile, const Rows& x_rows, float* partial) {
     constexpr u32 TOKENS = N_TILES * TILE_N;
-    u32 n_steps = ceil_div(p.n_cols, STEP_COLS), split = wave() % p.splits;
-    const u16* rows[N_TILES];
-    FragC acc[N_TILES];
-    clear<N_TILES>(acc);
-#pragma unroll
-    for (u32 i = 0; i < N_TILES; i++) {
-        u32 token = i * TILE_N + b_col(lane(), 0);
-        rows[i] = token < p.n_tokens ? row_at(x_rows, token, tile) : nullptr;
-    }
-    RowTile t = row_tile<FORMAT>(codes, scales, tile, n_steps);
+    u32 n_steps = ceil_div(p.n_cols, STEP_COLS), split = wave() & (p.splits - 1);
     u32 first = first_step_of(split, p.splits, n_steps), end = first_step_of(split + 1, p.splits, n_steps);
-    multiply_range<FORMAT, N_TILES>(t, rows, p.n_cols, first, end, acc);
+    Walk<N_TILES> walk;
+    multiply_range<FORMAT, N_TILES>(p, row_tile<FORMAT>(codes, scales, tile, n_steps), x_rows, tile, first, end, walk);
 #pragma unroll
     for (u32 i = 0; i < N_TILES; i++) {
 #pragma unroll
         for (u32 j = 0; j < 4; j++) {
             u32 token = i * TILE_N + c_col(lane(), j);
-            partial[(wave() * TOKENS + token) * PARTIAL_STRIDE + c_row(lane(), j)] = acc[i].v[j];
+            partial[(wave() * TOKENS + token) * PARTIAL_STRIDE + c_row(lane(), j)] = walk.acc[i].v[j];
         }
     }
 }
@@ -133,11 +179,11 @@ DEVICE float sum_of_splits(const float* partial, u32 n_tokens, u32 splits, u32 s
 /// K each; their sums meet in `partial`, shared, [n_partials(N_TILES)].
 template <u32 FORMAT, u32 N_TILES, class Rows> DEVICE void multiply_few(const Product& p, const Rows& x_rows, float* partial) {
     constexpr u32 TOKENS = N_TILES * TILE_N;
-    u32 tile = p.first_row_tile + wave() / p.splits;
+    u32 tile = p.first_row_tile + (wave() >> log2_of(p.splits));
     if (tile < ceil_div(p.n_rows, TILE_M)) multiply_split<FORMAT, N_TILES>(p, p.codes, p.scales, tile, x_rows, partial);
     // Orders the waves' partial sums before the sums over ranges.
     barrier();
-    u32 n_elements = PRODUCT_WAVES / p.splits * TOKENS * TILE_M;
+    u32 n_elements = (PRODUCT_WAVES >> log2_of(p.splits)) * TOKENS * TILE_M;
     for (u32 e = thread(); e < n_elements; e += n_threads()) {
         u32 row_in_tile = e % TILE_M, token = e / TILE_M % TOKENS, slot = e / (TILE_M * TOKENS);
         u32 row = (p.first_row_tile + slot) * TILE_M + row_in_tile;
@@ -147,7 +193,7 @@ template <u32 FORMAT, u32 N_TILES, class Rows> DEVICE void multiply_few(const Pr
 }
 
 /// Row tiles of a block of `multiply_few_pair`.
-DEVICE constexpr u32 pair_tiles(u32 splits) { return splits < PRODUCT_WAVES ? PRODUCT_WAVES / splits / 2 : 1; }
+DEVICE constexpr u32 pair_tiles(u32 splits) { return splits < PRODUCT_WAVES ? (PRODUCT_WAVES >> log2_of(splits)) / 2 : 1; }
 /// Floats of shared memory that it wants for a number of token tiles: as `multiply_few`, and room for a row tile's results.
 DEVICE constexpr u32 n_pair_partials(u32 n_tiles) { return n_partials(n_tiles) + n_tiles * TILE_N * PARTIAL_STRIDE; }
 
@@ -157,7 +203,7 @@ template <u32 FORMAT, u32 N_TILES, class Rows>
 DEVICE void multiply_few_pair(const Product& p, const Pair& pair, const Rows& x_rows, float* partial) {
     constexpr u32 TOKENS = N_TILES * TILE_N;
     bool takes_turns = p.splits == PRODUCT_WAVES;
-    u32 slot = wave() / p.splits;
+    u32 slot = wave() >> log2_of(p.splits);
     float* gates = partial + n_partials(N_TILES);  // [TOKENS, PARTIAL_STRIDE], where they take turns
 #pragma unroll 1
     for (u32 turn = 0; turn < (takes_turns ? 2 : 1); turn++) {

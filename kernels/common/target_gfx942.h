@@ -38,6 +38,10 @@ DEVICE void device_fence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); 
 
 DEVICE u32 shuffle(u32 v, u32 from) { return (u32)__builtin_amdgcn_ds_bpermute((i32)(from * 4), (i32)v); }
 DEVICE u64 wave_ballot(bool p) { return __builtin_amdgcn_ballot_w64(p); }
+DEVICE u32 opaque(u32 v) {
+    asm volatile("" : "+v"(v));
+    return v;
+}
 DEVICE u32 uniform(u32 v) { return (u32)__builtin_amdgcn_readfirstlane((i32)v); }
 DEVICE u32 atomic_add(u32* p, u32 v) { return __hip_atomic_fetch_add(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 
@@ -59,6 +63,7 @@ DEVICE U4 load16(const void* p) {
     Vector4U32 v = *(const Vector4U32*)p;
     return {v.x, v.y, v.z, v.w};
 }
+DEVICE U4 load_global16(const void* p) { return load16(p); }
 DEVICE void store16(void* p, U4 v) { *(Vector4U32*)p = Vector4U32{v.x, v.y, v.z, v.w}; }
 
 // The tile: C[16, 16] += A[16, 16] B[16, 16].

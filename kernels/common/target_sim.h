@@ -69,6 +69,7 @@ DEVICE float wave_sum(float v, SIM_HERE) {
 DEVICE float wave_max(float v, SIM_HERE) {
     return __builtin_bit_cast(float, (u32)sim_collective(SimOp::Max, __builtin_bit_cast(u32, v), 0, {file, line}));
 }
+DEVICE u32 opaque(u32 v) { return v; }
 DEVICE u32 uniform(u32 v) { return v; }
 DEVICE u32 atomic_add(u32* p, u32 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 
@@ -89,6 +90,7 @@ DEVICE U4 load16(const void* p, SIM_HERE) {
     if ((u64)p % 16) sim_misaligned(p, {file, line});
     return *(const U4*)p;
 }
+DEVICE U4 load_global16(const void* p, SIM_HERE) { return load16(p, file, line); }
 DEVICE U4 load_stream16(const void* p, SIM_HERE) { return load16(p, file, line); }
 DEVICE void store16(void* p, U4 v, SIM_HERE) {
     if ((u64)p % 16) sim_misaligned(p, {file, line});

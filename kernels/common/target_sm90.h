@@ -22,6 +22,10 @@ DEVICE void device_fence() { __threadfence(); }
 
 DEVICE u32 shuffle(u32 v, u32 from) { return __shfl_sync(0xFFFFFFFFu, v, (int)from, 32); }
 DEVICE u64 wave_ballot(bool p) { return __ballot_sync(0xFFFFFFFFu, p); }
+DEVICE u32 opaque(u32 v) {
+    asm volatile("" : "+r"(v));
+    return v;
+}
 DEVICE u32 uniform(u32 v) { return v; }
 DEVICE u32 atomic_add(u32* p, u32 v) { return atomicAdd(p, v); }
 
@@ -48,6 +52,12 @@ DEVICE U4 load_stream16(const void* p) {
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p));
+    return v;
+}
+/// A compiler that can't tell device from shared memory takes a slower way to both.
+DEVICE U4 load_global16(const void* p) {
+    U4 v;
+    asm("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
     return v;
 }
 DEVICE U4 load16(const void* p) { return *(const U4*)p; }

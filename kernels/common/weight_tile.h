@@ -11,7 +11,7 @@
 //! a range each step's eight instructions start from zero, and acc = fma(part, scale, acc) in ascending steps, from +0 (the scale is an
 //! FP8 block's, else 1: an exact product, so this is one rounding); the ranges' sums are added in ascending order, from +0.
 //! FP8 scales are therefore applied to f32 partial sums. MXFP4 scales are multiplied into the expanded bf16 weights, exactly: a code
-//! has two significant bits, so the product is a bf16 as long as the scale byte is at most 252.
+//! has two significant bits. Repack refuses scale bytes above 128, so that one multiplication does.
 #pragma once
 #include "formats.h"
 
@@ -48,8 +48,14 @@ DEVICE u32 n_splits(u32 n_row_tiles, u32 n_steps, u32 n_like_it) {
     while (splits < PRODUCT_WAVES && n_row_tiles * n_like_it * splits < 3072 && n_steps >= 4 * splits) splits *= 2;
     return splits;
 }
+/// Of a power of two; dividing by a number that the compiler does not know is dear.
+DEVICE constexpr u32 log2_of(u32 power) {
+    u32 n = 0;
+    while (power >> n > 1) n++;
+    return n;
+}
 /// The first step of a range.
-DEVICE u32 first_step_of(u32 split, u32 splits, u32 n_steps) { return split * n_steps / splits; }
+DEVICE u32 first_step_of(u32 split, u32 splits, u32 n_steps) { return split * n_steps >> log2_of(splits); }
 
 /// Word i of sixteen bytes.
 DEVICE u32 word(const U4& v, u32 i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
@@ -85,17 +91,15 @@ DEVICE void expand_f8(u32 codes, u32* low, u32* high) {
     }
 }
 
-/// Eight E2M1 codes under one scale byte to four bf16 pairs.
-DEVICE void expand_f4(u32 codes, u32 scale, u32 pairs[4]) {
-    // The fields as a bf16 are the value times 2^-126, so the factor is 2^(scale - 1); a large one is applied in two parts.
-    u32 first = (scale <= 128 ? scale + 126 : 254) * 0x00800080u;
+/// The factor that `expand_f4` wants, in both halves: 2^(scale - 1) of byte i of four scale bytes.
+DEVICE u32 f4_factor(u32 scales, u32 i) { return byte_perm(scales, 0, 0x4040 + i * 0x0101) * 0x80 + 126 * 0x00800080u; }
+
+/// Eight E2M1 codes to four bf16 pairs. The fields as a bf16 are the value times 2^-126, subnormals too.
+DEVICE void expand_f4(u32 codes, u32 factor, u32 pairs[4]) {
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
         u32 fields = i < 2 ? codes << (6 - 4 * i) : codes >> (4 * i - 6);
-        pairs[i] = scale_pair((codes << (12 - 4 * i) & 0x80008000u) | (fields & 0x01C001C0u), first);
-    }
-    if (scale > 128) {
-        for (u32 i = 0; i < 4; i++) pairs[i] = scale_pair(pairs[i], (scale - 1) * 0x00800080u);
+        pairs[i] = scale_pair((codes << (12 - 4 * i) & 0x80008000u) | (fields & 0x01C001C0u), factor);
     }
 }
 
@@ -146,7 +150,7 @@ template <u32 FORMAT> DEVICE void expand_block(const Unit& u, u32 block, FragA a
             expand_f8(word(u.codes[h], 2 * block), &pairs[0], &pairs[1]);
             expand_f8(word(u.codes[h], 2 * block + 1), &pairs[2], &pairs[3]);
         } else if constexpr (FORMAT == FORMAT_MXFP4) {
-            expand_f4(word(u.codes[h], block), u.scales[h] >> 8 * block & 0xFF, pairs);
+            expand_f4(word(u.codes[h], block), f4_factor(u.scales[h], block), pairs);
         } else {
             for (u32 i = 0; i < 4; i++) pairs[i] = word(u.codes[h], i);
         }
@@ -188,3 +192,7 @@ DEVICE U4 load_x8(const u16* row, u32 column, u32 n_cols) {
     if (row == nullptr || column >= n_cols) return {0, 0, 0, 0};
     return load16(row + column);
 }
+
+/// As `load_x8`, of a row that exists and is not written by the kernel. Past its end, where the weights are zeros, it gives the row's
+/// last columns. n_cols is not 0.
+DEVICE U4 load_row8(const u16* row, u32 column, u32 n_cols) { return load_global16(row + min_(column, n_cols - 8)); }

@@ -20,7 +20,7 @@ use crate::tensor::matrix::Matrix;
 mod cases;
 
 /// Matrices of one shape that are counted to be at work at once, whatever the step's number of experts is.
-pub const N_LIKE_IT: u32 = 8;
+pub const N_LIKE_IT: u32 = 16;
 
 /// What the products of the experts take.
 #[repr(C)]

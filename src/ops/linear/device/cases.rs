@@ -223,7 +223,9 @@ fn every_code(device: &Device, format: WeightFormat) -> Result<Deviation, CaseEr
     const K: u32 = 128;
     let shape = WeightShape { n_rows: 256, n_cols: K, format };
     let (mut got, mut want) = (Vec::new(), Vec::new());
-    for scales in [[1, 2], [9, 90], [119, 127], [128, 129], [200, 240]] {
+    let all = [[1, 2], [9, 90], [119, 127], [127, 128], [128, 129], [200, 240]];
+    // Repack refuses larger scales of MXFP4.
+    for scales in all.into_iter().filter(|scales| format == Fp8 || scales[1] <= 128) {
         let data = all_codes(format, scales);
         let matrix = Matrix { name: "".into(), n_rows: 256, n_cols: K as usize, data };
         let mut problem = Problem::of(device, &mut Noise::new(23), (shape, matrix), 1, K)?;
