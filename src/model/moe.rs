@@ -2,12 +2,11 @@
 
 use crate::model::forward::{Step, fit};
 use crate::model::weights::{ExpertWeights, MoeWeights};
+use crate::ops::expert_linear::N_LIKE_IT;
 use crate::ops::linear::LinearParams;
 use crate::ops::route::{self, RouteChoice, RouteParams};
 use crate::ops::swiglu::{SwigluParams, swiglu};
 
-/// Routed experts that a device works with at the same time at least: its split of K counts on them.
-const N_ALIKE: u32 = 8;
 /// Rows that a thread adds up at a time.
 const ROW_TILE: usize = 8;
 
@@ -107,7 +106,7 @@ fn expert_products<'a>(
     mut y: &'a mut [f32], // [rows, N] f32
 ) -> Vec<LinearParams<'a>> {
     let mut products = Vec::new();
-    let routed = w.experts.iter().zip(n_rows_of).map(|(expert, n_rows)| (expert, *n_rows, N_ALIKE));
+    let routed = w.experts.iter().zip(n_rows_of).map(|(expert, n_rows)| (expert, *n_rows, N_LIKE_IT));
     let experts = routed.chain([(&w.shared, n_tokens, 1)]);
     for (expert, n_rows, n_alike) in experts.filter(|(_, n_rows, _)| *n_rows > 0) {
         let weight = matrix(expert);
