@@ -28,6 +28,16 @@ KERNEL(primitive_math, PrimitivesArgs, 256) {
     sincos_(x, out + 8, out + 9);
 }
 
+/// in [n] f64, out [n, 2] f64: exp of -|x| and ln of |x|.
+KERNEL(primitive_math_f64, PrimitivesArgs, 256) {
+    u32 i = block_x() * n_threads() + thread();
+    if (i >= args.n) return;
+    double x = ((const double*)args.in)[i], size = x < 0.0 ? -x : x;
+    double* out = (double*)args.out + 2 * (u64)i;
+    out[0] = exp_f64(-size);
+    out[1] = log_f64(size);
+}
+
 /// in [n] f32, out [n, 8] u32: what numbers are rounded to.
 KERNEL(primitive_encode, PrimitivesArgs, 256) {
     u32 i = block_x() * n_threads() + thread();

@@ -10,7 +10,7 @@ use flashd::checkpoint::Checkpoint;
 use flashd::device::{CodeObjects, Device, DeviceKind, SimWave};
 use flashd::ids::{BlockId, CheckpointId, SlotIdx, TokenId};
 use flashd::model::batch::{
-    Batch, Executor, RowKind, Run, SampleRow, SaveCheckpoint, StepOutput, StepPlan, TokenSource,
+    Batch, Executor, RowKind, Run, SampleRow, SaveCheckpoint, ScoreRow, StepOutput, StepPlan, TokenSource,
 };
 use flashd::model::device::WeightSource;
 use flashd::model::device::runner::{DeviceRunner, DeviceRunnerSpec};
@@ -18,7 +18,8 @@ use flashd::model::forward::Rounding;
 use flashd::model::inventory;
 use flashd::model::runner::RunnerPlaces;
 use flashd::model::weights::Weights;
-use flashd::sample::params::{RowError, SamplingParams, SlotInit};
+use flashd::sample::params::{RowError, SamplingParams, SlotInit, TokenLogprobs};
+use flashd::sample::sampler::{SlotSampler, score};
 use lab::golden::Golden;
 use lab::{Feed, Model, Sequence, argmax, assert_same_bits};
 
@@ -55,7 +56,9 @@ impl DeviceLab {
     }
 
     fn with_source(model: &Model, wave: SimWave, source: WeightSource) -> Self {
-        Self { runner: runner(model, wave, source), vocab_size: model.shape.vocab_size, next_block: 0 }
+        let mut runner = runner(model, wave, source);
+        runner.keep_logits();
+        Self { runner, vocab_size: model.shape.vocab_size, next_block: 0 }
     }
 
     /// An empty sequence in a slot, with blocks of its own, in descending order.
@@ -288,8 +291,8 @@ fn a_sampled_token_feeds_the_next_step_and_a_bad_id_fails_alone() {
 fn a_decode_step_makes_few_launches() {
     const LAYER: u64 = 16;
     const CHOICE: u64 = 2;
-    // The embedding; the last layer's experts and residual; the head's input and the head.
-    const REST: u64 = 1 + 2 + 2;
+    // The embedding; the last layer's experts and residual; the head's input, the head and sampling.
+    const REST: u64 = 1 + 2 + 3;
     let golden = Golden::load("odd");
     let mut lab = DeviceLab::new(&golden.model, SimWave::W32);
     let (n_layers, top_k) = (golden.model.shape.num_hidden_layers as u64, golden.model.shape.index_topk);
@@ -308,6 +311,101 @@ fn a_decode_step_makes_few_launches() {
     lab.feed(&mut sequence, &prompt[21..], RowKind::Prefill);
     let all = REST + LAYER * n_layers + CHOICE * n_choosing as u64;
     assert_eq!(launches(&mut sequence, &mut lab, last), all);
+}
+
+/// Samplers of the host for the slots of a test, which see the logits that came home.
+struct HostSamplers(Vec<(SlotIdx, SlotSampler)>);
+
+impl HostSamplers {
+    /// Compares what a step gave with what the host makes of the step's logits.
+    fn check(&mut self, lab: &DeviceLab, plan: &StepPlan, output: &StepOutput) {
+        for (sample, got) in plan.samples.iter().zip(&output.sampled) {
+            let slot = plan.batch.runs[sample.run_idx].slot;
+            let sampler = &mut self.0.iter_mut().find(|(of, _)| *of == slot).unwrap().1;
+            let want = sampler.sample(lab.runner.logits(sample.run_idx, sample.row), sample.position).unwrap();
+            let got = got.as_ref().unwrap();
+            assert_eq!(got.token, want.token, "{slot:?} at {}", sample.position);
+            assert_eq!(got.logprobs.is_some(), want.logprobs.is_some());
+            got.logprobs.iter().zip(&want.logprobs).for_each(|(got, want)| assert_near(got, want));
+        }
+        for (row, got) in plan.scores.iter().zip(&output.scores) {
+            assert_near(got, &score(lab.runner.logits(row.run_idx, row.row), row.target, row.n_top));
+        }
+        assert_eq!((output.sampled.len(), output.scores.len()), (plan.samples.len(), plan.scores.len()));
+    }
+}
+
+/// The same tokens and ranks; log-probabilities to some units of f32.
+fn assert_near(got: &TokenLogprobs, want: &TokenLogprobs) {
+    let ids = |logprobs: &TokenLogprobs| logprobs.top.iter().map(|scored| scored.token).collect::<Vec<_>>();
+    assert_eq!((got.chosen.token, got.rank, ids(got)), (want.chosen.token, want.rank, ids(want)));
+    for (got, want) in got.top.iter().chain([&got.chosen]).zip(want.top.iter().chain([&want.chosen])) {
+        assert!((got.logprob - want.logprob).abs() < 1e-5, "{got:?}, want {want:?}");
+    }
+}
+
+/// Tokens and log-probabilities are those that the host would make of the same logits: drawn on the device, and, for a row with
+/// more log-probabilities than the kernel gives and for a penalised run of several tokens, on the host.
+#[test]
+fn what_is_sampled_is_what_the_host_would_sample() {
+    let golden = Golden::load("odd");
+    let mut lab = DeviceLab::new(&golden.model, SimWave::W32);
+    let prompt = &golden.tokens[..70];
+    let filtered = SamplingParams { top_k: 40, top_p: 0.9, min_p: 0.01, seed: Some(7), ..SamplingParams::default() };
+    let penalised = SamplingParams { repetition_penalty: 1.3, frequency_penalty: 0.5, ..filtered.clone() };
+    let biased = SamplingParams { logit_bias: vec![(TokenId(5), 4.0)], seed: Some(8), ..SamplingParams::default() };
+    let inits =
+        [(1, filtered, Some(3)), (2, biased, Some(25)), (0, penalised, None)].map(|(slot, sampling, n_logprobs)| {
+            let base = SlotInit::clone(&greedy(prompt));
+            let init = SlotInit { sampling, n_logprobs, banned_until_min: vec![TokenId(9)], min_tokens: 2, ..base };
+            (SlotIdx(slot), Arc::new(init))
+        });
+    let samplers = inits.iter().map(|(slot, init)| (*slot, SlotSampler::new(init, lab.vocab_size)));
+    let mut host = HostSamplers(samplers.collect());
+    let mut sequences = inits.clone().map(|(slot, _)| lab.start(slot.0));
+
+    // A prompt whose rows are scored, more than one tile of them; one of which only the last row is wanted; a run of three tokens.
+    let [a, b, c] = &mut sequences;
+    let mut plan = DeviceLab::plan(&mut [
+        Feed { sequence: a, tokens: prompt, kind: RowKind::Prefill, logit_rows: 0..70 },
+        Feed { sequence: b, tokens: &prompt[..9], kind: RowKind::Prefill, logit_rows: 8..9 },
+        Feed { sequence: c, tokens: &prompt[..5], kind: RowKind::Verify, logit_rows: 2..5 },
+    ]);
+    plan.binds = inits.to_vec();
+    plan.scores = (0..69).map(|row| ScoreRow { run_idx: 0, row, target: prompt[row + 1], n_top: 2 }).collect();
+    plan.samples = [(0, 69, 70), (1, 8, 9), (2, 2, 3), (2, 3, 4), (2, 4, 5)]
+        .map(|(run_idx, row, position)| SampleRow { run_idx, row, position })
+        .into();
+    let output = lab.run(plan.clone());
+    host.check(&lab, &plan, &output);
+    let token_of = |output: &StepOutput, i: usize| output.sampled[i].as_ref().unwrap().token;
+    let mut fed = [prompt.to_vec(), prompt[..9].to_vec(), prompt[..5].to_vec()];
+    fed.iter_mut().zip([0, 1, 4]).for_each(|(fed, i)| fed.push(token_of(&output, i)));
+
+    // Steps from a recorded graph go on with the tokens that the device keeps.
+    for _ in 0..3 {
+        let feeds = sequences.iter_mut().map(|sequence| Feed {
+            sequence,
+            tokens: &prompt[..1],
+            kind: RowKind::Decode,
+            logit_rows: 0..1,
+        });
+        let mut plan = DeviceLab::plan(&mut feeds.collect::<Vec<_>>());
+        plan.batch.runs.iter_mut().for_each(|run| run.tokens = TokenSource::Slot);
+        let of_run = |(run_idx, run): (usize, &Run)| SampleRow { run_idx, row: 0, position: run.first_pos + 1 };
+        plan.samples = plan.batch.runs.iter().enumerate().map(of_run).collect();
+        let output = lab.run(plan.clone());
+        host.check(&lab, &plan, &output);
+        fed.iter_mut().enumerate().for_each(|(i, fed)| fed.push(token_of(&output, i)));
+    }
+
+    // The steps read the tokens that were told, whoever had drawn them.
+    let after = [0, 1, 2].map(|run_idx| lab.runner.logits(run_idx, 0).to_vec());
+    for (fed, after) in fed.iter().zip(after) {
+        let mut again = lab.start(3);
+        let all = lab.feed(&mut again, &fed[..fed.len() - 1], RowKind::Prefill);
+        assert_same_bits(&after, &all[all.len() - lab.vocab_size..], "the row after sampled tokens");
+    }
 }
 
 /// A plan that reaches outside the tables stops the device, and it stays stopped.

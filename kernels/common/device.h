@@ -33,6 +33,7 @@ struct alignas(16) U4 {
 // A target header defines:
 //   DEVICE                                qualifier of a function that kernels call
 //   KERNEL(name, Args, max_threads)       head of a kernel; the body reads `args`
+//   KERNEL_ROOMY(name, Args, max_threads) one whose blocks may have all registers, even if only one of them fits then
 //   SHARED(T, name, COUNT)                a static shared array; uninitialised
 //   PLAIN_LOOP                            before a loop that is not to be unrolled, where that would take too many scalar registers
 //   WAVE, FP8_FNUZ                        lanes of a wave; whether repacked FP8 weight codes are FNUZ

@@ -113,3 +113,53 @@ DEVICE void sincos_(float angle, float* sine, float* cosine) {
     *sine = quadrant & 2 ? -a : a;
     *cosine = (quadrant + 1) & 2 ? -b : b;
 }
+
+/// e^x for x <= 0, within 2 ulp; 0 below -708. NaN stays NaN.
+DEVICE double exp_f64(double x) {
+    if (x < -708.0) return 0.0;
+    const double magic = 6755399441055744.0;
+    double shifted = fma_f64(x, 1.44269504088896338700, magic);
+    double n = shifted - magic;
+    // ln 2 in two doubles; the first has 32 bits, so that n times it is exact.
+    double r = fma_f64(n, -6.93147180369123816490e-1, x);
+    r = fma_f64(n, -1.90821492927058770002e-10, r);
+    double p = 1.60590438368216145994e-10;
+    p = fma_f64(p, r, 2.08767569878680989792e-9);
+    p = fma_f64(p, r, 2.50521083854417187751e-8);
+    p = fma_f64(p, r, 2.75573192239858906526e-7);
+    p = fma_f64(p, r, 2.75573192239858906526e-6);
+    p = fma_f64(p, r, 2.48015873015873015873e-5);
+    p = fma_f64(p, r, 1.98412698412698412698e-4);
+    p = fma_f64(p, r, 1.38888888888888888889e-3);
+    p = fma_f64(p, r, 8.33333333333333333333e-3);
+    p = fma_f64(p, r, 4.16666666666666666667e-2);
+    p = fma_f64(p, r, 1.66666666666666666667e-1);
+    p = fma_f64(p, r, 0.5);
+    p = fma_f64(p, r * r, r) + 1.0;
+    u64 whole = __builtin_bit_cast(u64, shifted) - __builtin_bit_cast(u64, magic);
+    return p * __builtin_bit_cast(double, (whole + 1023) << 52);
+}
+
+/// ln x for normal x > 0, within 2 ulp.
+DEVICE double log_f64(double x) {
+    // x = 2^e m, m in [sqrt(1/2), sqrt(2)).
+    const u64 root = 0x3FE6A09E667F3BCDull;
+    u64 above = __builtin_bit_cast(u64, x) - root;
+    double e = (double)(i32)((i64)above >> 52);
+    double f = __builtin_bit_cast(double, (above & 0x000FFFFFFFFFFFFFull) + root) - 1.0;
+    // As in log_: ln m = 2 artanh(s), s = f / (2 + f), and 2 s = f - s f.
+    double s = f / (2.0 + f), z = s * s;
+    double q = fma_f64(z, 4.34782608695652173913e-2, 4.76190476190476190476e-2);
+    q = fma_f64(z, q, 5.26315789473684210526e-2);
+    q = fma_f64(z, q, 5.88235294117647058824e-2);
+    q = fma_f64(z, q, 6.66666666666666666667e-2);
+    q = fma_f64(z, q, 7.69230769230769230769e-2);
+    q = fma_f64(z, q, 9.09090909090909090909e-2);
+    q = fma_f64(z, q, 1.11111111111111111111e-1);
+    q = fma_f64(z, q, 1.42857142857142857143e-1);
+    q = fma_f64(z, q, 2.00000000000000000000e-1);
+    q = fma_f64(z, q, 3.33333333333333333333e-1);
+    double tail = fma_f64(2.0 * z, q, -f);
+    double low = fma_f64(s, tail, e * 1.90821492927058770002e-10);
+    return fma_f64(e, 6.93147180369123816490e-1, f + low);
+}

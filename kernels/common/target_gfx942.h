@@ -11,6 +11,7 @@
 #define DEVICE static inline __attribute__((always_inline)) __device__
 #define KERNEL(name, Args, max_threads) \
     extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(1, max_threads))) void name(const Args args)
+#define KERNEL_ROOMY KERNEL
 #define SHARED(T, name, COUNT) __shared__ __attribute__((aligned(16))) T name[COUNT]
 #define PLAIN_LOOP _Pragma("clang loop vectorize(disable) interleave(disable) unroll(disable)")
 

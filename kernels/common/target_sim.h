@@ -22,6 +22,8 @@ struct SimKernel {
         sim_run_##name, #name, sizeof(Args), max_threads, FLASHD_SIM_WAVE};                                                       \
     static void sim_body_##name([[maybe_unused]] const Args& args)
 
+#define KERNEL_ROOMY KERNEL
+
 // One array a block and a place in the source; it starts as NaN bytes and has red zones.
 #define SHARED(T, name, COUNT)                    \
     static char sim_site_##name;                  \

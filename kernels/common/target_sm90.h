@@ -4,6 +4,8 @@
 #define DEVICE static __device__ __forceinline__
 #define KERNEL(name, Args, max_threads) \
     extern "C" __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ Args args)
+#define KERNEL_ROOMY(name, Args, max_threads) \
+    extern "C" __global__ void __launch_bounds__(max_threads, 1) name(const __grid_constant__ Args args)
 #define SHARED(T, name, COUNT) __shared__ __align__(16) T name[COUNT]
 #define PLAIN_LOOP
 

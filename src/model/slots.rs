@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::ids::{SlotIdx, TokenId};
 use crate::model::batch::{Batch, StepOutput, StepPlan, TokenSource};
-use crate::sample::params::{SamplingParams, SlotInit};
+use crate::sample::params::{RowError, Sampled, SamplingParams, SlotInit};
 use crate::sample::sampler::{SlotSampler, score};
 
 /// All slots of an executor.
@@ -27,6 +27,8 @@ pub(super) struct RowTokens {
 struct Slot {
     sampler: Option<SlotSampler>,
     last_token: TokenId,
+    /// A device that keeps last tokens, too, has another one.
+    is_stale: bool,
     drafts: Vec<TokenId>,
 }
 
@@ -54,6 +56,7 @@ impl Slots {
         state.sampler = Some(SlotSampler::new(init, self.vocab_size));
         let last = init.output.last().or(init.prompt.last());
         state.last_token = last.copied().unwrap_or_default();
+        state.is_stale = true;
         state.drafts.clear();
     }
 
@@ -95,13 +98,8 @@ impl Slots {
             if rows.bad_runs[run_idx] { &[f32::NAN] } else { logits(run_idx, row) }
         };
         for sample in &plan.samples {
-            let slot = &mut self.slots[plan.batch.runs[sample.run_idx].slot.index()];
-            let sampler = slot.sampler.get_or_insert_with(|| SlotSampler::new(&unbound(), self.vocab_size));
-            let sampled = sampler.sample(read(sample.run_idx, sample.row), sample.position);
-            if let Ok(sampled) = &sampled {
-                slot.last_token = sampled.token;
-            }
-            output.sampled.push(sampled);
+            let slot = plan.batch.runs[sample.run_idx].slot;
+            output.sampled.push(self.sample(slot, read(sample.run_idx, sample.row), sample.position));
         }
         for row in &plan.scores {
             output.scores.push(score(read(row.run_idx, row.row), row.target, row.n_top));
@@ -109,9 +107,41 @@ impl Slots {
         output
     }
 
-    /// Every slot's last token.
-    pub fn last_tokens(&self) -> impl Iterator<Item = TokenId> {
-        self.slots.iter().map(|slot| slot.last_token)
+    /// Draws a slot's token for `position` from a row of logits.
+    pub fn sample(&mut self, slot: SlotIdx, logits: &[f32], position: usize) -> Result<Sampled, RowError> {
+        let sampled = self.sampler(slot).sample(logits, position);
+        if let Ok(sampled) = &sampled {
+            let state = &mut self.slots[slot.index()];
+            (state.last_token, state.is_stale) = (sampled.token, true);
+        }
+        sampled
+    }
+
+    /// Counts a token that a device has drawn for a slot; `is_kept`: the device has it as the slot's last one.
+    pub fn record(&mut self, slot: SlotIdx, token: TokenId, is_kept: bool) {
+        self.sampler(slot).record(token);
+        let state = &mut self.slots[slot.index()];
+        (state.last_token, state.is_stale) = (token, !is_kept);
+    }
+
+    /// A slot's sampler.
+    pub fn sampler(&mut self, slot: SlotIdx) -> &mut SlotSampler {
+        let vocab_size = self.vocab_size;
+        self.slots[slot.index()].sampler.get_or_insert_with(|| SlotSampler::new(&unbound(), vocab_size))
+    }
+
+    /// Entries of the vocabulary.
+    pub const fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// The last tokens that a device does not have yet; from now on they count as known to it.
+    pub fn take_stale(&mut self) -> impl Iterator<Item = (usize, TokenId)> {
+        let stale = self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.is_stale);
+        stale.map(|(idx, slot)| {
+            slot.is_stale = false;
+            (idx, slot.last_token)
+        })
     }
 }
 

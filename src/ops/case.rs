@@ -96,7 +96,7 @@ impl OpCase {
 /// Every case of every op: what `flashd selftest ops` runs. An op with kernels adds its `cases()` here.
 #[must_use]
 pub fn all() -> Vec<OpCase> {
-    let ops: [fn() -> Vec<OpCase>; 20] = [
+    let ops: [fn() -> Vec<OpCase>; 21] = [
         super::attention::device::cases,
         super::combine::cases,
         super::copy::cases,
@@ -115,6 +115,7 @@ pub fn all() -> Vec<OpCase> {
         super::repack::cases,
         super::ring_store::cases,
         super::route::device::cases,
+        super::sample::device::cases,
         super::swiglu::device::cases,
         super::top_k::device::cases,
     ];

@@ -25,6 +25,7 @@ pub mod rope;
 pub mod round_fp4;
 pub mod round_fp8;
 pub mod route;
+pub mod sample;
 pub mod step;
 pub mod swiglu;
 pub mod top_k;

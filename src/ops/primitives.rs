@@ -19,6 +19,9 @@ const N_FUNCTIONS: usize = 10;
 /// What a function may be off by, in units of the last place of the exact result.
 const MAX_ULPS: [f64; N_FUNCTIONS] = [2.5, 2.5, 5.0, 4.0, 4.0, 5.0, 0.5, 1.5, 0.6, 0.6];
 
+/// What exp and ln in f64 may be off by: two units in the last place, and one of the host's own.
+const MAX_ULPS_F64: f64 = 3.0;
+
 /// Results below this may be 0: exp has no subnormal results, and silu ends where exp is infinite.
 const TINY: f64 = 1e-36;
 
@@ -48,6 +51,7 @@ pub fn reference(x: f32) -> [f64; N_FUNCTIONS] {
 pub fn cases() -> Vec<OpCase> {
     vec![
         OpCase::new("primitives", "elementary functions, in units of their limits", check_math),
+        OpCase::new("primitives", "exp and ln in f64, in units of their limit", check_math_f64),
         OpCase::new("primitives", "rounding to bf16, FP8, E2M1 and scales", check_encode),
         OpCase::new("primitives", "every code of FP8, E8M0 and E2M1", check_decode),
         OpCase::new("primitives", "shuffles, votes and sums", check_wave),
@@ -60,7 +64,7 @@ pub fn cases() -> Vec<OpCase> {
 fn launch(device: &Device, kernel: &'static str, input: &Buffer, out: &Buffer, n: u32) -> Result<(), CaseError> {
     let args = PrimitivesArgs { input: input.address(), out: out.address(), n, pad: 0 };
     let (n_blocks, n_threads) = match kernel {
-        "primitive_math" | "primitive_encode" => (n.div_ceil(N_THREADS), N_THREADS),
+        "primitive_math" | "primitive_math_f64" | "primitive_encode" => (n.div_ceil(N_THREADS), N_THREADS),
         "primitive_tile" => (1, device.info().wave),
         _ => (1, N_THREADS),
     };
@@ -93,6 +97,28 @@ fn check_math(device: &Device) -> Result<Deviation, CaseError> {
             let ulp = f64::from(f32::EPSILON) * 2f64.powf(want.abs().max(f64::from(f32::MIN_POSITIVE)).log2().floor());
             let off = (f64::from(*got) - want).abs() / ulp / MAX_ULPS[i];
             let off = if want.abs() < TINY && f64::from(got.abs()) < TINY { 0.0 } else { off };
+            worst = if off.is_nan() { f64::INFINITY } else { worst.max(off) };
+        }
+    }
+    Ok(Deviation { worst, limit: 1.0 })
+}
+
+fn check_math_f64(device: &Device) -> Result<Deviation, CaseError> {
+    let mut noise = Noise::new(34);
+    let mut wide = || f64::from(noise.unit()) * (1.0 + f64::from(noise.unit()) * 1e-9);
+    let mut x: Vec<f64> = (0..4000).map(|i| wide() * 2f64.powi(i % 60 - 50)).collect();
+    // Near 1, where the logarithm vanishes, and next to where exp does.
+    x.extend((0..2000).map(|i| 1.0 + wide() * 2f64.powi(-(i % 50))));
+    x.extend((0..2000).map(|_| 700.0 + wide() * 7.0));
+    x.extend([1.0, 0.5, 2.0, 1.0 - 2f64.powi(-25), 2f64.powi(-25), 707.99]);
+    let (input, out) = (upload(device, &x)?, nan_buffer(device, x.len() * 16)?);
+    launch(device, "primitive_math_f64", &input, &out, x.len() as u32)?;
+    let got = download::<f64>(device, &out, x.len() * 2)?;
+    let mut worst = 0.0f64;
+    for (x, got) in x.iter().zip(got.chunks_exact(2)) {
+        for (got, want) in got.iter().zip([(-x.abs()).exp(), x.abs().ln()]) {
+            let ulp = f64::EPSILON * 2f64.powf(want.abs().max(f64::MIN_POSITIVE).log2().floor());
+            let off = (got - want).abs() / ulp / MAX_ULPS_F64;
             worst = if off.is_nan() { f64::INFINITY } else { worst.max(off) };
         }
     }

@@ -34,6 +34,18 @@ impl Noise {
         Self { key: [seed as u32, (seed >> 32) as u32], choice }
     }
 
+    /// The request's seed.
+    #[must_use]
+    pub const fn seed(&self) -> u64 {
+        (self.key[1] as u64) << 32 | self.key[0] as u64
+    }
+
+    /// The choice's index.
+    #[must_use]
+    pub const fn choice(&self) -> u32 {
+        self.choice
+    }
+
     /// The four words for vocabulary indices `4 group .. 4 group + 4`. Positions are below 2^32.
     #[must_use]
     pub const fn words(&self, purpose: Purpose, position: usize, group: u32) -> [u32; 4] {

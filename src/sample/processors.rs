@@ -9,6 +9,19 @@ use std::collections::BTreeMap;
 use super::params::{SamplingParams, SlotInit};
 use crate::ids::TokenId;
 
+/// One change of one logit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Edit {
+    /// A bias is added.
+    Bias(f32),
+    /// The repetition penalty divides or multiplies.
+    Repeat,
+    /// The presence penalty is subtracted, and the frequency penalty times the number of earlier occurrences.
+    Penalise(u32),
+    /// The token may not be drawn.
+    Ban,
+}
+
 /// Bias, penalties and bans of one slot, with the counts they need.
 #[derive(Clone, Debug)]
 pub struct RowEdits {
@@ -36,6 +49,9 @@ impl RowEdits {
             prompt_ids.sort_unstable();
             prompt_ids.dedup();
         }
+        let mut banned_until_min = init.banned_until_min.clone();
+        banned_until_min.sort_unstable();
+        banned_until_min.dedup();
         let mut edits = Self {
             logit_bias: params.logit_bias.clone(),
             repetition: params.repetition_penalty,
@@ -43,7 +59,7 @@ impl RowEdits {
             frequency: params.frequency_penalty,
             prompt_ids,
             output_counts: BTreeMap::new(),
-            banned_until_min: init.banned_until_min.clone(),
+            banned_until_min,
             min_tokens: init.min_tokens,
             n_output: 0,
         };
@@ -61,24 +77,44 @@ impl RowEdits {
 
     /// Applies bias, penalties and bans to a row. Ids outside the row are skipped.
     pub fn apply(&self, row: &mut [f32] /* [V] f32 */) {
-        for (token, bias) in &self.logit_bias {
-            edit(row, *token, |logit| logit + bias);
-        }
-        if self.repetition != 1.0 {
-            let only_output = self.output_counts.keys().filter(|token| self.prompt_ids.binary_search(token).is_err());
-            for token in self.prompt_ids.iter().chain(only_output) {
-                edit(row, *token, |logit| if logit > 0.0 { logit / self.repetition } else { logit * self.repetition });
+        for (token, edit) in self.edits() {
+            if let Some(logit) = row.get_mut(token.index()) {
+                *logit = self.edited(edit, *logit);
             }
         }
-        if self.presence != 0.0 || self.frequency != 0.0 {
-            for (token, count) in &self.output_counts {
-                edit(row, *token, |logit| logit - self.presence - self.frequency * *count as f32);
-            }
-        }
-        if self.has_bans() {
-            for token in &self.banned_until_min {
-                edit(row, *token, |_| f32::NEG_INFINITY);
-            }
+    }
+
+    /// The changes of the next row, in order: kind by kind, and in a kind each token at most once.
+    pub fn edits(&self) -> impl Iterator<Item = (TokenId, Edit)> {
+        let bias = self.logit_bias.iter().map(|(token, bias)| (*token, Edit::Bias(*bias)));
+        let only_output = self.output_counts.keys().filter(|token| self.prompt_ids.binary_search(token).is_err());
+        let repeated = self.prompt_ids.iter().chain(only_output).filter(|_| self.repetition != 1.0);
+        let penalised = self.output_counts.iter().filter(|_| self.presence != 0.0 || self.frequency != 0.0);
+        let banned = self.banned_until_min.iter().filter(|_| self.has_bans());
+        bias.chain(repeated.map(|token| (*token, Edit::Repeat)))
+            .chain(penalised.map(|(token, count)| (*token, Edit::Penalise(*count))))
+            .chain(banned.map(|token| (*token, Edit::Ban)))
+    }
+
+    /// The penalties: repetition, presence, frequency.
+    #[must_use]
+    pub const fn penalties(&self) -> [f32; 3] {
+        [self.repetition, self.presence, self.frequency]
+    }
+
+    /// Whether the edits of the row after the next depend on the token that the next one gives.
+    #[must_use]
+    pub fn depend_on_output(&self) -> bool {
+        self.has_penalties() || self.has_bans()
+    }
+
+    fn edited(&self, edit: Edit, logit: f32) -> f32 {
+        match edit {
+            Edit::Bias(bias) => logit + bias,
+            Edit::Repeat if logit > 0.0 => logit / self.repetition,
+            Edit::Repeat => logit * self.repetition,
+            Edit::Penalise(count) => logit - self.presence - self.frequency * count as f32,
+            Edit::Ban => f32::NEG_INFINITY,
         }
     }
 
@@ -102,22 +138,26 @@ impl RowEdits {
 /// Temperature and the filters after it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Filter {
-    temperature: f64,
-    top_k: usize,
-    top_p: f64,
-    min_p: f64,
+    /// Above 0.
+    pub temperature: f32,
+    /// 0 keeps all.
+    pub top_k: u32,
+    /// See [`SamplingParams::top_p`].
+    pub top_p: f32,
+    /// See [`SamplingParams::min_p`].
+    pub min_p: f32,
 }
+
+/// A weight of 1 as a mass: top-p adds weights as whole numbers of 2^-46, so that the sum has one value in any order, here and
+/// on devices. 2^18 of them fit 64 bits.
+const MASS_ONE: f64 = (1u64 << 46) as f64;
 
 impl Filter {
     /// The filter of these settings; the temperature is above 0.
     #[must_use]
-    pub fn new(params: &SamplingParams) -> Self {
-        Self {
-            temperature: f64::from(params.temperature),
-            top_k: params.top_k as usize,
-            top_p: f64::from(params.top_p),
-            min_p: f64::from(params.min_p),
-        }
+    pub const fn new(params: &SamplingParams) -> Self {
+        let SamplingParams { temperature, top_k, top_p, min_p, .. } = *params;
+        Self { temperature, top_k, top_p, min_p }
     }
 
     /// Fills `kept` with the ids that may be drawn, in order of id: never empty unless every logit is −∞. `top_k` of 0 or
@@ -125,9 +165,10 @@ impl Filter {
     pub fn keep(&self, row: &[f32], kept: &mut Vec<u32>) {
         kept.clear();
         kept.extend((0u32..).zip(row).filter(|(_, logit)| **logit > f32::NEG_INFINITY).map(|(id, _)| id));
-        if self.top_k > 0 && self.top_k < kept.len() {
-            kept.select_nth_unstable_by(self.top_k - 1, |a, b| by_rank(row, *a, *b));
-            kept.truncate(self.top_k);
+        let top_k = self.top_k as usize;
+        if top_k > 0 && top_k < kept.len() {
+            kept.select_nth_unstable_by(top_k - 1, |a, b| by_rank(row, *a, *b));
+            kept.truncate(top_k);
         }
         if self.top_p >= 1.0 && self.min_p <= 0.0 {
             kept.sort_unstable();
@@ -135,11 +176,12 @@ impl Filter {
         }
         let max = kept.iter().map(|id| row[*id as usize]).fold(f32::NEG_INFINITY, f32::max);
         // Not normalised: 1 for the most likely.
-        let weight = |id: u32| ((f64::from(row[id as usize]) - f64::from(max)) / self.temperature).exp();
+        let temperature = f64::from(self.temperature);
+        let weight = |id: u32| ((f64::from(row[id as usize]) - f64::from(max)) / temperature).exp();
         if self.top_p < 1.0 {
-            truncate_to_mass(row, kept, self.top_p, weight);
+            truncate_to_mass(row, kept, f64::from(self.top_p), |id| (weight(id) * MASS_ONE) as u64);
         }
-        kept.retain(|id| weight(*id) >= self.min_p);
+        kept.retain(|id| weight(*id) >= f64::from(self.min_p));
         kept.sort_unstable();
     }
 }
@@ -152,16 +194,11 @@ pub fn by_rank(row: &[f32], a: u32, b: u32) -> Ordering {
     logit(b).total_cmp(&logit(a)).then(a.cmp(&b))
 }
 
-fn edit(row: &mut [f32], token: TokenId, change: impl Fn(f32) -> f32) {
-    if let Some(logit) = row.get_mut(token.index()) {
-        *logit = change(*logit);
-    }
-}
-
-/// Keeps the shortest run of ids in order of rank whose share of the total weight reaches `top_p`. Sorts only as many of
+/// Keeps the shortest run of ids in order of rank whose share of the total mass reaches `top_p`. Sorts only as many of
 /// the best as it needs: in a peaked distribution that is a handful out of a large vocabulary.
-fn truncate_to_mass(row: &[f32], kept: &mut Vec<u32>, top_p: f64, weight: impl Fn(u32) -> f64) {
-    let wanted = top_p * kept.iter().map(|id| weight(*id)).sum::<f64>();
+fn truncate_to_mass(row: &[f32], kept: &mut Vec<u32>, top_p: f64, mass_of: impl Fn(u32) -> u64) {
+    let total: u64 = kept.iter().map(|id| mass_of(*id)).sum();
+    let wanted = ((top_p * total as f64).ceil() as u64).max(1);
     let mut n_sorted = 64;
     loop {
         if n_sorted < kept.len() {
@@ -169,9 +206,9 @@ fn truncate_to_mass(row: &[f32], kept: &mut Vec<u32>, top_p: f64, weight: impl F
         }
         let best = n_sorted.min(kept.len());
         kept[..best].sort_unstable_by(|a, b| by_rank(row, *a, *b));
-        let mut mass = 0.0;
+        let mut mass = 0;
         for i in 0..best {
-            mass += weight(kept[i]);
+            mass += mass_of(kept[i]);
             if mass >= wanted {
                 kept.truncate(i + 1);
                 return;

@@ -14,7 +14,7 @@ pub const LOGPROB_FLOOR: f32 = -9999.0;
 pub struct SlotSampler {
     edits: RowEdits,
     /// `None` is greedy.
-    filter: Option<(Filter, f64)>,
+    filter: Option<Filter>,
     noise: Noise,
     n_logprobs: Option<u32>,
     vocab_size: usize,
@@ -29,7 +29,7 @@ impl SlotSampler {
     #[must_use]
     pub fn new(init: &SlotInit, vocab_size: usize) -> Self {
         let params = &init.sampling;
-        let filter = (params.temperature > 0.0).then(|| (Filter::new(params), f64::from(params.temperature)));
+        let filter = (params.temperature > 0.0).then(|| Filter::new(params));
         Self {
             edits: RowEdits::new(init),
             filter,
@@ -53,9 +53,38 @@ impl SlotSampler {
             return Err(RowError::NotFinite { position });
         }
         let token = self.draw(logits, position).ok_or(RowError::NotFinite { position })?;
-        self.edits.record(token);
+        self.record(token);
         let logprobs = self.n_logprobs.map(|n_top| score(logits, token, n_top));
         Ok(Sampled { token, logprobs })
+    }
+
+    /// Counts a token that was drawn elsewhere by these settings.
+    pub fn record(&mut self, token: TokenId) {
+        self.edits.record(token);
+    }
+
+    /// What is changed in the next row.
+    #[must_use]
+    pub const fn edits(&self) -> &RowEdits {
+        &self.edits
+    }
+
+    /// Temperature and filters; `None` is greedy.
+    #[must_use]
+    pub const fn filter(&self) -> Option<Filter> {
+        self.filter
+    }
+
+    /// The noise.
+    #[must_use]
+    pub const fn noise(&self) -> Noise {
+        self.noise
+    }
+
+    /// Log-probabilities wanted with each token: how many of the most likely.
+    #[must_use]
+    pub const fn n_logprobs(&self) -> Option<u32> {
+        self.n_logprobs
     }
 
     fn draw(&mut self, logits: &[f32], position: usize) -> Option<TokenId> {
@@ -65,10 +94,11 @@ impl SlotSampler {
         self.row.clear();
         self.row.extend_from_slice(logits);
         self.edits.apply(&mut self.row);
-        let Some((filter, temperature)) = self.filter else {
+        let Some(filter) = self.filter else {
             return argmax(&self.row);
         };
         filter.keep(&self.row, &mut self.kept);
+        let temperature = f64::from(filter.temperature);
         draw_gumbel(&self.row, &self.kept, temperature, |group| self.noise.words(Purpose::Sample, position, group))
     }
 }

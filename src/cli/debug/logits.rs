@@ -213,15 +213,11 @@ fn device_runner(
         max_tokens: n_tokens,
     };
     let source = WeightSource::Checkpoint;
-    Ok(DeviceRunner::new(DeviceRunnerSpec {
-        device,
-        weights,
-        source,
-        shape,
-        places,
-        use_graphs: true,
-        progress: &|_, _| (),
-    })?)
+    let (use_graphs, progress) = (true, &|_, _| ());
+    let spec = DeviceRunnerSpec { device, weights, source, shape, places, use_graphs, progress };
+    let mut runner = DeviceRunner::new(spec)?;
+    runner.keep_logits();
+    Ok(runner)
 }
 
 /// A tensor of the file: its name, shape and values.

@@ -4,6 +4,7 @@ mod cache;
 mod experts;
 mod forward;
 pub mod runner;
+mod sampling;
 mod step;
 mod weights;
 mod workspace;

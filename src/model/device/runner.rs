@@ -1,4 +1,4 @@
-//! The executor of a device with kernels: step plans in order, logits of the wanted rows home, tokens sampled on the host.
+//! The executor of a device with kernels: step plans in order, sampled tokens home.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +9,8 @@ use crate::ids::{SlotIdx, TokenId};
 use crate::model::batch::{Capacity, Executor, StepOutput, StepPlan};
 use crate::model::device::cache::{DeviceCache, DeviceLayout};
 use crate::model::device::forward::Pass;
-use crate::model::device::step::{GraphShape, StagedStep, Staging};
+use crate::model::device::sampling::Sampling;
+use crate::model::device::step::{GraphShape, LogitTile, StagedStep, Staging};
 use crate::model::device::weights::{DeviceWeights, Dims, WeightBytes, WeightSource};
 use crate::model::device::workspace::{LOGIT_TILE, Workspace, WorkspaceSpec};
 use crate::model::forward::{Ropes, Trace, TracePoint};
@@ -19,6 +20,7 @@ use crate::model::shape::{HC_MULT, ModelShape};
 use crate::model::slots::{RowTokens, Slots};
 use crate::model::weights::Weights;
 use crate::ops::copy::{self, CopyArgs, CopyItem};
+use crate::ops::sample::device as sample;
 
 mod measure;
 
@@ -57,6 +59,7 @@ pub struct DeviceRunner {
     cache: DeviceCache,
     workspace: Workspace,
     staging: Staging,
+    sampling: Sampling,
     slot_tokens: Buffer, // [n_slots] u32
     copies: Buffer,      // [COPIES_PER_LAUNCH] CopyItem
     /// Recorded steps; `None`: steps are always launched.
@@ -64,7 +67,9 @@ pub struct DeviceRunner {
     capacity: Capacity,
     slots: Slots,
     rows: RowTokens,
-    logits: WantedLogits,
+    logits: HomeLogits,
+    /// The logits of all wanted rows come home.
+    keeps_logits: bool,
     /// Steps done and not yet brought home.
     finished: VecDeque<StepOutput>,
     /// Set by the first failure; nothing runs after it.
@@ -73,10 +78,10 @@ pub struct DeviceRunner {
 
 /// The logits of a step that were brought home.
 #[derive(Debug, Default)]
-struct WantedLogits {
-    values: Vec<f32>, // [n_logit_rows, V] f32
-    /// Where row 0 of each run would lie, so that rows before the wanted ones wrap below zero.
-    first_row: Vec<usize>,
+struct HomeLogits {
+    /// Which of the step's logit rows, ascending.
+    rows: Vec<usize>,
+    values: Vec<f32>, // [rows.len(), V] f32
     vocab_size: usize,
 }
 
@@ -106,14 +111,18 @@ impl DeviceRunner {
             WorkspaceSpec { shape: &shape, max_rows: capacity.max_rows, max_tokens: capacity.max_tokens };
         let workspace = Workspace::new(&device, of_workspace)?;
         let staging = Staging::new(&device, &capacity, shape.index_topk)?;
+        let sampling = Sampling::new(&device, &capacity)?;
         let slot_tokens = device.alloc(capacity.n_slots * size_of::<u32>())?;
+        // The token of a slot that was never bound.
+        device.fill(&slot_tokens, 0, slot_tokens.n_bytes(), 0)?;
         let copies = device.alloc(COPIES_PER_LAUNCH * size_of::<CopyItem>())?;
         let of_all = bytes.n_bytes();
         let progress = |done| progress(done, of_all);
         let weights = DeviceWeights::load(&device, weights, source, &ropes.freqs(), &bytes, &progress)?;
         Ok(Self {
             slots: Slots::new(capacity.n_slots, shape.vocab_size),
-            logits: WantedLogits { vocab_size: shape.vocab_size, ..WantedLogits::default() },
+            logits: HomeLogits { vocab_size: shape.vocab_size, ..HomeLogits::default() },
+            keeps_logits: false,
             rows: RowTokens::default(),
             finished: VecDeque::new(),
             lost: None,
@@ -124,6 +133,7 @@ impl DeviceRunner {
             cache,
             workspace,
             staging,
+            sampling,
             slot_tokens,
             copies,
             capacity,
@@ -135,10 +145,16 @@ impl DeviceRunner {
         self.slots.set_drafts(slot, drafts);
     }
 
-    /// The logits `[V]` of a row of the last step that asked for them. `row` counts from the start of the run.
+    /// From now on the logits of all wanted rows come home with a step; else only those that the host samples from.
+    pub const fn keep_logits(&mut self) {
+        self.keeps_logits = true;
+    }
+
+    /// The logits `[V]` of a wanted row of the last step, after [`DeviceRunner::keep_logits`]. `row` counts from the start
+    /// of the run.
     #[must_use]
     pub fn logits(&self, run_idx: usize, row: usize) -> &[f32] {
-        self.logits.row(run_idx, row)
+        self.logits.row(self.sampling.logit_row(run_idx, row))
     }
 
     /// As [`Executor::launch`], showing what happens inside, as the CPU's forward pass does.
@@ -178,9 +194,10 @@ impl DeviceRunner {
         self.copy(&list)?;
         self.slots.gather_token_ids(&plan.batch, &mut self.rows);
         self.upload_slot_tokens()?;
+        self.sampling.stage(&self.device, plan, &self.rows, &mut self.slots)?;
         self.forward(plan, trace)?;
-        let (slots, logits) = (&mut self.slots, &self.logits);
-        let output = slots.sample_and_score(plan, &self.rows, |run_idx, row| logits.row(run_idx, row));
+        let logits = &self.logits;
+        let output = self.sampling.finish(&self.device, plan, &mut self.slots, |row| logits.row(row))?;
         list.clear();
         for save in &plan.saves {
             self.cache.save(save.slot, save.checkpoint, save.n_tokens, &mut list);
@@ -189,31 +206,30 @@ impl DeviceRunner {
         Ok(output)
     }
 
-    /// Runs the batch and brings the wanted logits home.
+    /// Runs the batch and samples; logits come home where the host wants them.
     fn forward(&mut self, plan: &StepPlan, trace: Option<Trace<'_>>) -> Result<(), DeviceError> {
-        self.logits.start(plan);
+        let n_logit_rows = self.sampling.n_logit_rows();
+        let home = if self.keeps_logits { (0..n_logit_rows).collect() } else { self.sampling.host_rows(plan) };
+        self.logits.start(home);
         if plan.batch.runs.is_empty() {
             return Ok(());
         }
         let RowTokens { token_ids, bad_runs } = &self.rows;
         let staged = self.staging.stage(&self.device, &plan.batch, token_ids, bad_runs)?;
-        let n_tile = LOGIT_TILE * self.shape.vocab_size;
         let is_traced = trace.is_some();
         let shape = self.graphs.as_ref().filter(|_| !is_traced).and_then(|_| staged.graph_shape());
         if let Some(shape) = shape {
             self.replay(shape, &staged)?;
-            return self.workspace.download_logits(&self.device, &mut self.logits.values);
+            return self.logits.download(&self.device, &self.workspace, 0);
         }
         match trace {
             Some(trace) => self.trunk_traced(&staged, trace)?,
             None => self.pass(&staged).trunk()?,
         }
-        let mut values = std::mem::take(&mut self.logits.values);
-        for (tile, values) in staged.logit_tiles.iter().zip(values.chunks_mut(n_tile)) {
-            self.pass(&staged).head(tile)?;
-            self.workspace.download_logits(&self.device, values)?;
+        for (tile_idx, tile) in staged.logit_tiles.iter().enumerate() {
+            self.head_and_sample(&self.pass(&staged), tile_idx, tile)?;
+            self.logits.download(&self.device, &self.workspace, tile_idx)?;
         }
-        self.logits.values = values;
         Ok(())
     }
 
@@ -229,14 +245,22 @@ impl DeviceRunner {
         })
     }
 
-    /// Runs trunk and head of a small step from its graph, which is recorded when the shape is first seen.
+    fn head_and_sample(&self, pass: &Pass<'_>, tile_idx: usize, tile: &LogitTile) -> Result<(), DeviceError> {
+        pass.head(tile)?;
+        let (logits, n_vocab) = (self.workspace.at.head.logits, self.shape.vocab_size as u32);
+        let args = self.sampling.args(tile_idx, tile, logits, self.slot_tokens.address(), n_vocab);
+        sample::launch(&self.device, &args, tile.n_rows as u32)
+    }
+
+    /// Runs a small step from its graph, which is recorded when the shape is first seen.
     fn replay(&mut self, shape: GraphShape, staged: &StagedStep) -> Result<(), DeviceError> {
         if self.graphs.as_ref().is_some_and(|graphs| !graphs.contains_key(&shape)) {
             let recorded = staged.recorded(&self.staging, shape);
             let pass = self.pass(&recorded);
             let graph = self.device.capture(|| {
                 pass.trunk()?;
-                recorded.logit_tiles.iter().try_for_each(|tile| pass.head(tile))
+                let tiles = recorded.logit_tiles.iter().enumerate();
+                tiles.into_iter().try_for_each(|(tile_idx, tile)| self.head_and_sample(&pass, tile_idx, tile))
             })?;
             self.graphs.get_or_insert_default().insert(shape, graph);
         }
@@ -284,9 +308,12 @@ impl DeviceRunner {
         Ok(())
     }
 
-    fn upload_slot_tokens(&self) -> Result<(), DeviceError> {
-        let tokens: Vec<u32> = self.slots.last_tokens().map(|token| token.0).collect();
-        self.device.upload(&self.slot_tokens, 0, bytemuck::cast_slice(&tokens))
+    /// Gives the device the last tokens that it did not draw itself.
+    fn upload_slot_tokens(&mut self) -> Result<(), DeviceError> {
+        for (slot_idx, token) in self.slots.take_stale() {
+            self.device.upload(&self.slot_tokens, 4 * slot_idx, bytemuck::bytes_of(&token.0))?;
+        }
+        Ok(())
     }
 
     fn failed(&self, reason: String) -> DeviceError {
@@ -294,21 +321,32 @@ impl DeviceRunner {
     }
 }
 
-impl WantedLogits {
-    /// Makes room for the wanted rows of a plan.
-    fn start(&mut self, plan: &StepPlan) {
-        self.first_row.clear();
-        let mut n_wanted = 0usize;
-        for run in &plan.batch.runs {
-            self.first_row.push(n_wanted.wrapping_sub(run.logit_rows.start));
-            n_wanted += run.logit_rows.len();
-        }
-        self.values.resize(n_wanted * self.vocab_size, 0.0);
+impl HomeLogits {
+    /// Makes room for some of the step's logit rows, ascending.
+    fn start(&mut self, rows: Vec<usize>) {
+        self.values.resize(rows.len() * self.vocab_size, 0.0);
+        self.rows = rows;
     }
 
-    fn row(&self, run_idx: usize, row: usize) -> &[f32] {
-        let at = self.first_row[run_idx].wrapping_add(row) * self.vocab_size;
-        &self.values[at..at + self.vocab_size]
+    /// Brings home those that lie in a tile, which has just been computed.
+    fn download(&mut self, device: &Device, workspace: &Workspace, tile_idx: usize) -> Result<(), DeviceError> {
+        let start = self.rows.partition_point(|row| row / LOGIT_TILE < tile_idx);
+        let end = self.rows.partition_point(|row| row / LOGIT_TILE <= tile_idx);
+        let mut values = &mut self.values[start * self.vocab_size..];
+        for together in self.rows[start..end].chunk_by(|a, b| a + 1 == *b) {
+            let (part, rest) = values.split_at_mut(together.len() * self.vocab_size);
+            let offset_bytes = 4 * (together[0] % LOGIT_TILE * self.vocab_size) as u64;
+            workspace.download(device, workspace.at.head.logits + offset_bytes, part)?;
+            values = rest;
+        }
+        Ok(())
+    }
+
+    /// A row's logits; a row that is not there is an error of the caller.
+    fn row(&self, logit_row: usize) -> &[f32] {
+        let at = self.rows.partition_point(|row| *row < logit_row);
+        assert!(self.rows.get(at) == Some(&logit_row), "the logits of row {logit_row} were not kept");
+        &self.values[at * self.vocab_size..(at + 1) * self.vocab_size]
     }
 }
 
@@ -334,6 +372,7 @@ fn needs(bytes: &WeightBytes, layout: &DeviceLayout, shape: &ModelShape, capacit
     let state_bytes = capacity.n_slots * (layout.slot_bytes() + size_of::<u32>())
         + capacity.n_checkpoints * layout.checkpoint_bytes()
         + Staging::n_bytes(capacity)
+        + Sampling::n_bytes(capacity)
         + COPIES_PER_LAUNCH * size_of::<CopyItem>();
     Needs {
         weights_bytes: bytes.n_bytes() as u64,

@@ -118,15 +118,6 @@ impl Workspace {
         Ok(Self { at: Scratch::lay_out(buffer.address(), spec).0, buffer })
     }
 
-    /// Brings home the first logits of a tile, `[n, V]`.
-    ///
-    /// # Errors
-    /// When the device is lost.
-    pub fn download_logits(&self, device: &Device, values: &mut [f32]) -> Result<(), DeviceError> {
-        let offset_bytes = (self.at.head.logits - self.buffer.address()) as usize;
-        device.download(&self.buffer, offset_bytes, bytemuck::cast_slice_mut(values))
-    }
-
     /// Brings home values at one of the scratch's addresses, when all is done that was launched before.
     ///
     /// # Errors
