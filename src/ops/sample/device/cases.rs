@@ -16,7 +16,7 @@ use crate::sample::sampler::SlotSampler;
 /// Rows of the bucket that are not there.
 const N_PADDING: usize = 2;
 /// Draws of the case that looks at their distribution.
-const N_DRAWS: usize = 4096;
+const N_DRAWS: usize = 1024;
 
 /// What a row's logits look like.
 #[derive(Clone, Copy)]
@@ -185,8 +185,8 @@ fn every_token_edited(device: &Device) -> Result<Deviation, CaseError> {
 
 /// χ² of many draws from a small vocabulary, over the value that a fair draw passes in one case of 10,000.
 fn distribution(device: &Device) -> Result<Deviation, CaseError> {
-    let logits: Vec<f32> = (0..40u32).map(|i| ((i * 7919) % 31) as f32 / 5.0 - 3.0).collect();
-    let filter = SamplingParams { temperature: 1.3, min_p: 0.02, ..SamplingParams::default() };
+    let logits: Vec<f32> = (0..40u32).map(|i| ((i * 7919) % 31) as f32 / 10.0 - 1.5).collect();
+    let filter = SamplingParams { temperature: 1.3, min_p: 0.2, ..SamplingParams::default() };
     let row = |i: usize| {
         let sampling = SamplingParams { seed: Some(i as u64 / 2), ..filter.clone() };
         Row { position: 5 + i % 2, init: plain(sampling), ..drawn(logits.clone()) }
