@@ -1,7 +1,7 @@
 //! A block's product of repacked weight rows and token rows, for few tokens (K split over waves) and for many (tokens staged).
 //!
-//! Both forms give the same bits: see weight_tile.h for the order of sums. Nothing is written for a token row that does not exist: few tokens read
-//! the first in its place, many zeros. The columns of a matrix instruction are independent, so a row reaches no other row's result.
+//! Both forms give the same bits: see weight_tile.h for the order of sums. Nothing is written for a token row that does not
+//! exist: few tokens read the first in its place, many read zeros. The columns of a matrix instruction are independent, so a row reaches no other row's result.
 #pragma once
 #include "swiglu.h"
 #include "weight_tile.h"
@@ -64,7 +64,8 @@ template <u32 FORMAT, u32 N_TILES> struct Request {
 template <u32 N_TILES> struct Walk {
     RowTile tile;
     const u16* rows[N_TILES];
-    u32 n_cols, own_column, end;  // units
+    u32 n_cols, own_column;
+    u32 end;  // the unit after the last
     FragC part[N_TILES], acc[N_TILES];
 };
 

@@ -43,15 +43,20 @@ pub(super) struct Report {
     rows: Vec<Summary>,
 }
 
+/// Begins a CSV file. Rows are flushed one by one, so that a run that is stopped leaves what it measured.
+pub(super) fn open_csv(path: &Path, header: &[&str]) -> anyhow::Result<csv::Writer<File>> {
+    let open = || {
+        let mut writer = csv::Writer::from_path(path)?;
+        writer.write_record(header)?;
+        writer.flush()?;
+        anyhow::Ok(writer)
+    };
+    open().with_context(|| path.display().to_string())
+}
+
 impl Report {
     pub fn new(target: &Target, csv_file: Option<&Path>) -> anyhow::Result<Self> {
-        let open = |path: &Path| {
-            let mut writer = csv::Writer::from_path(path)?;
-            writer.write_record(CSV_HEADER)?;
-            writer.flush()?;
-            anyhow::Ok(writer)
-        };
-        let csv = csv_file.map(|path| open(path).with_context(|| path.display().to_string())).transpose()?;
+        let csv = csv_file.map(|path| open_csv(path, &CSV_HEADER)).transpose()?;
         Ok(Self { model: target.model.clone(), base_url: target.base_url.clone(), csv, rows: Vec::new() })
     }
 

@@ -5,9 +5,9 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::Context;
 use comfy_table::{CellAlignment, Table, presets};
 
+use crate::cli::bench::report::open_csv;
 use crate::device::{Device, LaunchTime};
 use crate::model::shape::ModelShape;
 
@@ -132,13 +132,7 @@ impl<'a> Report<'a> {
             info.name,
             info.arch
         )?;
-        let open = |path: &Path| {
-            let mut writer = csv::Writer::from_path(path)?;
-            writer.write_record(CSV_HEADER)?;
-            writer.flush()?;
-            anyhow::Ok(writer)
-        };
-        let csv = csv_file.map(|path| open(path).with_context(|| path.display().to_string())).transpose()?;
+        let csv = csv_file.map(|path| open_csv(path, &CSV_HEADER)).transpose()?;
         let same = [
             "synthetic".to_owned(),
             info.name.clone(),
